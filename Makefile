@@ -1,0 +1,28 @@
+# Every target installs what it needs first; a second run installs nothing.
+PY := .venv/bin/python
+export OMP_NUM_THREADS := 1
+
+.PHONY: help demo test check lint test-versions paper bench setup clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## install Debian packages, .venv and this package
+	@scripts/setup.sh
+
+lint: setup ## ruff and mypy --strict
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+check: lint ## lint, types and unit tests: for daily work, under a minute
+	$(PY) -m pytest -q tests/unit
+
+test: lint ## all tests, on a real Slurm
+	$(PY) -m pytest -q tests
+
+bench: setup ## benchmarks; results in out/bench
+	$(PY) -m bench
+
+clean: ## remove what the targets above made, but not .venv
+	rm -rf build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis

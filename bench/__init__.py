@@ -1,0 +1,1 @@
+"""Benchmarks: each ``bench_*.py`` has ``main(out)``, prints a table and writes its figures under ``out``."""

@@ -1,0 +1,1 @@
+"""The backfill helper: observe, plan (a pure function), apply."""

@@ -1,0 +1,1 @@
+"""From telemetry to rates: clusters, the knowledge base, prediction, learning. Numbers in, numbers out."""

@@ -1,0 +1,29 @@
+"""How the rest of the package asks "how fast does this job run beside that one?"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class RateTable:
+    """Directional rates: row i is the victim, column j its neighbour. 1 means not slowed at all."""
+
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    """The pessimistic end of the interval: promises are kept on this one."""
+
+
+class Knowledge(Protocol):
+    """What predicts rates, and learns from the rates that were seen."""
+
+    def rates(self, victims: Sequence[str], neighbours: Sequence[str]) -> RateTable:
+        """The rates of every victim beside every neighbour, by token."""
+
+    def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None:
+        """Take in that `victim` ran at `rate` beside `neighbour`; `weight` is 1 / relative variance."""

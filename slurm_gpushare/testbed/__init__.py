@@ -1,0 +1,1 @@
+"""A real, throw-away Slurm on one machine whose only emulated part is the GPU."""

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from slurm_gpushare.cli import main as cli
+from slurm_gpushare.errors import BadInput, GpushareError
+
+
+def run(argv: list[str]) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """A command that raises whatever the test puts in the list."""
+    errors: list[Exception] = []
+
+    @click.command()
+    def fail() -> None:
+        raise errors[0]
+
+    monkeypatch.setattr(cli.LazyGroup, "get_command", lambda *_: fail)
+    return errors
+
+
+def test_an_error_is_one_line_with_its_hint(failing: list[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+    failing.append(GpushareError("store: not\nthere", "Run this."))
+    assert run(["fail"]) == 1
+    assert capsys.readouterr().err == "gpushare: error: store: not there. Run this.\n"
+
+
+def test_bad_input_exits_2(failing: list[Exception]) -> None:
+    failing.append(BadInput("no"))
+    assert run(["fail"]) == 2
+
+
+def test_a_bug_is_one_line_too_and_a_traceback_only_with_debug(
+    failing: list[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(ZeroDivisionError("oops"))
+    assert run(["fail"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["--debug", "fail"])
+
+
+def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["frobnicate"]) == 2
+    assert capsys.readouterr().err.startswith("gpushare: error: No such command 'frobnicate'")
+
+
+def test_help_of_each_command_agrees_with_the_list() -> None:
+    context = click.Context(cli.gpushare)
+    for name, lazy in cli.COMMANDS.items():
+        command = cli.gpushare.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(limit=200).rstrip(".") == lazy.help.rstrip("."), name
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from slurm_gpushare.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(m for m in ('numpy', 'sklearn', 'sqlalchemy', 'scipy') if m in sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
