@@ -1,0 +1,83 @@
+"""How commands print: aligned tables, ``---`` for the unknown, colour and progress only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+UNKNOWN = "---"
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its heading, and how its values are written."""
+
+    name: str
+    format: str = ""
+    """A format specification for numbers, e.g. ``.1f``."""
+    align: Literal["left", "right"] = "left"
+
+
+def text_of(value: Cell, spec: str = "") -> str:
+    """A cell as people read it: the unknown is ``---``, never 0."""
+    if value is None or value == "" or value != value:  # the last is NaN
+        return UNKNOWN
+    return value if isinstance(value, str) else format(value, spec)
+
+
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, header: bool = True, delimiter: str | None = None
+) -> str:
+    """Rows as aligned columns, or separated by `delimiter` (squeue's and sacct's -P) without padding."""
+    lines = [[text_of(value, column.format) for column, value in zip(columns, row, strict=True)] for row in rows]
+    if header:
+        lines.insert(0, [column.name for column in columns])
+    if delimiter is not None:
+        return "\n".join(delimiter.join(line) for line in lines)
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
+    aligned = (
+        "  ".join(
+            word.rjust(width) if column.align == "right" else word.ljust(width)
+            for word, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+    return "\n".join(aligned)
+
+
+def echo_json(data: Any) -> None:
+    """Print `data` for scripts: one JSON document, stable key order."""
+    click.echo(json.dumps(data, indent=2, sort_keys=True, allow_nan=False))
+
+
+def use_colour(stream: Any = None) -> bool:
+    """Colour only for a person at a terminal who has not declined it (https://no-color.org)."""
+    stream = stream or sys.stdout
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, colour: str) -> str:
+    """`text` in `colour` where colour is in use, else as it is."""
+    return click.style(text, fg=colour) if use_colour() else text
+
+
+def warn(message: str) -> None:
+    """One line on stderr that does not stop the command."""
+    click.echo(f"gpushare: warning: {' '.join(message.split())}", err=True)
+
+
+@contextmanager
+def progress(label: str, length: int) -> Iterator[Any]:
+    """A bar on stderr for work over about two seconds; silent where stderr is no terminal."""
+    hidden = not sys.stderr.isatty()
+    with click.progressbar(length=length, label=label, file=sys.stderr, hidden=hidden) as bar:
+        yield bar
