@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test check lint test-versions paper bench setup clean
+.PHONY: help demo test check lint test-versions paper bench reference setup clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,6 +23,9 @@ test: lint ## all tests, on a real Slurm
 
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench
+
+reference: setup ## write the man pages and the reference pages from the code
+	$(PY) scripts/make_reference.py
 
 clean: ## remove what the targets above made, but not .venv
 	rm -rf build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -38,7 +38,7 @@ wanted=$(sha256sum setup.cfg pyproject.toml scripts/setup.sh | sha256sum)
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   echo "setup: making .venv"
   [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip setuptools
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test,plots,mariadb]'
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip setuptools
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --editable '.[test,plots,mariadb]'
   printf '%s' "$wanted" >"$stamp"
 fi

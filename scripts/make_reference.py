@@ -1,0 +1,168 @@
+"""Write the reference from the code: man pages, docs/commands.md, docs/configuration.md.
+
+The commands and their options come from click, the settings from `config.KEYS`. ``--check`` writes nothing and
+exits 3 where a file is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from slurm_gpushare import __version__
+from slurm_gpushare.cli.main import COMMANDS, gpushare
+from slurm_gpushare.config import KEYS
+
+ROOT = Path(__file__).resolve().parents[1]
+Command = tuple[str, click.Command]
+
+
+def commands() -> Iterator[Command]:
+    """Every command with its full name, groups before their members."""
+    context = click.Context(gpushare, info_name="gpushare")
+
+    def walk(name: str, command: click.Command) -> Iterator[Command]:
+        yield name, command
+        if isinstance(command, click.Group):
+            for member in sorted(command.commands):
+                yield from walk(f"{name} {member}", command.commands[member])
+
+    for name in sorted(COMMANDS):
+        command = gpushare.get_command(context, name)
+        assert command is not None
+        yield from walk(f"gpushare {name}", command)
+
+
+def synopsis(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name)
+    return " ".join([name, *command.collect_usage_pieces(context)])
+
+
+def options(name: str, command: click.Command) -> list[tuple[str, str]]:
+    context = click.Context(command, info_name=name)
+    records = [param.get_help_record(context) for param in command.get_params(context) if param.name != "help"]
+    return [record for record in records if record]
+
+
+def description(command: click.Command) -> list[str]:
+    """The paragraphs of a command's help text."""
+    text = (command.help or "").replace("\b\n", "")
+    return [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+
+
+def roff(text: str) -> str:
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return "\n".join("\\&" + line if line[:1] in {".", "'"} else line for line in escaped.splitlines())
+
+
+def man_commands() -> str:
+    lines = [
+        f'.TH GPUSHARE 1 "" "slurm-gpushare {__version__}" "User Commands"',
+        ".SH NAME",
+        "gpushare \\- share one GPU between two training jobs under Slurm",
+        ".SH SYNOPSIS",
+        ".B gpushare",
+        "[\\-\\-debug] COMMAND [ARGUMENT ...]",
+        ".SH DESCRIPTION",
+        roff(" ".join(description(gpushare))),
+        "A job takes part when it is submitted with",
+        ".BR \\-\\-comment=gpushare:TOKEN ;",
+        "nothing but numbers that the hardware reports is kept of it.",
+        ".SH COMMANDS",
+    ]
+    for name, command in commands():
+        lines += [f".SS {roff(synopsis(name, command))}"]
+        lines += [line for paragraph in description(command) for line in (".PP", roff(paragraph))]
+        for flag, text in options(name, command):
+            lines += [".TP", f".B {roff(flag)}", roff(text) or "\\&"]
+    lines += [
+        ".SH EXIT STATUS",
+        "0 success; 1 failure; 2 wrong usage or unusable input; 3 a check found problems.",
+        ".SH ENVIRONMENT",
+        ".TP",
+        ".B GPUSHARE_CONF",
+        "Configuration file, instead of gpushare.conf beside slurm.conf.",
+        ".TP",
+        ".B NO_COLOR",
+        "Any value: no colour.",
+        ".SH SEE ALSO",
+        ".BR gpushare.conf (5), sbatch (1), sacct (1)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def man_configuration() -> str:
+    lines = [
+        f'.TH GPUSHARE.CONF 5 "" "slurm-gpushare {__version__}" "File Formats"',
+        ".SH NAME",
+        "gpushare.conf \\- settings of slurm\\-gpushare",
+        ".SH DESCRIPTION",
+        "One",
+        ".I Key=Value",
+        "a line, beside slurm.conf; keys are case\\-insensitive, # starts a comment, an unknown key is an error.",
+        "The submit hook notices a changed file by itself; the helper re\\-reads it on SIGHUP.",
+        ".SH KEYS",
+    ]
+    for key in KEYS:
+        lines += [".TP", f".B {key.name}", roff(key.help), f"Default: {roff(key.default) or 'none'}."]
+    lines += [".SH SEE ALSO", ".BR gpushare (1), slurm.conf (5)"]
+    return "\n".join(lines) + "\n"
+
+
+NOTE = "<!-- Written by scripts/make_reference.py from the code: edit there, then run 'make reference'. -->\n"
+
+
+def cell(text: str) -> str:
+    """Text inside a Markdown table."""
+    return text.replace("|", "\\|")
+
+
+def page_commands() -> str:
+    parts = [NOTE, "# Commands\n"]
+    parts.append("Exit codes: 0 ok, 1 failure, 2 wrong usage or unusable input, 3 a check found problems.\n")
+    for name, command in commands():
+        parts.append(f"## {name}\n\n```\n{synopsis(name, command)}\n```\n")
+        parts += [f"{paragraph}\n" for paragraph in description(command) if paragraph]
+        if rows := options(name, command):
+            parts.append("| option | meaning |\n|---|---|")
+            parts += [
+                f"| `{flag.replace('|', chr(92) + '|')}` | {text.replace('|', chr(92) + '|')} |" for flag, text in rows
+            ]
+            parts.append("")
+    return "\n".join(parts)
+
+
+def page_configuration() -> str:
+    parts = [NOTE, "# gpushare.conf\n"]
+    parts.append(
+        "One `Key=Value` a line, beside `slurm.conf` (`GPUSHARE_CONF` overrides). Keys are case-insensitive,\n"
+        "`#` starts a comment, an unknown key is an error with its line number.\n"
+    )
+    parts.append("| key | default | meaning |\n|---|---|---|")
+    parts += [f"| `{key.name}` | {f'`{key.default}`' if key.default else 'none'} | {cell(key.help)} |" for key in KEYS]
+    return "\n".join(parts) + "\n"
+
+
+def main() -> None:
+    files = {
+        "share/man/gpushare.1": man_commands(),
+        "share/man/gpushare.conf.5": man_configuration(),
+        "docs/commands.md": page_commands(),
+        "docs/configuration.md": page_configuration(),
+    }
+    stale = [name for name, text in files.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
+    if "--check" in sys.argv[1:]:
+        if stale:
+            print(f"make_reference: out of date: {', '.join(stale)}. Run 'make reference'.", file=sys.stderr)
+            sys.exit(3)
+        return
+    for name in stale:
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / name).write_text(files[name])
+
+
+if __name__ == "__main__":
+    main()

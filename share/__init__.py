@@ -1,0 +1,1 @@
+"""Marks this directory as package data (see setup.cfg); it holds no Python code."""

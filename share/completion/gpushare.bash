@@ -1,0 +1,1 @@
+eval "$(_GPUSHARE_COMPLETE=bash_source gpushare)"

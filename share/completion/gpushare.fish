@@ -1,0 +1,1 @@
+_GPUSHARE_COMPLETE=fish_source gpushare | source
