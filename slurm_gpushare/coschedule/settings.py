@@ -1,0 +1,38 @@
+"""The part of gpushare.conf that decides who shares with whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_gpushare.config import Config
+
+POLICIES = ("gpushare", "paper", "fcfs", "random", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """What the plan needs to know besides the snapshot; percentages as in gpushare.conf."""
+
+    policy: str = "gpushare"
+    objective: str = "completion"  # or "saving"
+    share_across: str = "any"  # or "account", "user"
+    resident_budget_pct: float = 25.0
+    guest_cap_pct: float = 50.0
+    memory_headroom_pct: float = 5.0
+    limit_margin_pct: float = 5.0  # shared ends stay this far inside the time limits
+    extend_time_limit: bool = False
+    aged_s: float = 86_400.0  # a job that has waited this long goes first
+    explore_rate: float = 0.2  # the rate that an uncertain guest is assumed to leave and get at worst
+    seed: int = 0  # of the policy "random"
+
+    @classmethod
+    def from_config(cls, config: Config) -> PolicySettings:
+        return cls(
+            policy=config.policy,
+            objective=config.objective,
+            share_across=config.share_across,
+            resident_budget_pct=config.resident_budget_pct,
+            guest_cap_pct=config.guest_cap_pct,
+            memory_headroom_pct=config.memory_headroom_pct,
+            extend_time_limit=config.extend_time_limit,
+        )
