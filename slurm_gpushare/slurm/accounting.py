@@ -1,0 +1,123 @@
+"""What slurmdbd remembers: one sacct call, explicit columns, one `AccountedJob` a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_gpushare.slurm import values
+from slurm_gpushare.slurm.hostlist import expand
+from slurm_gpushare.slurm.table import rows
+from slurm_gpushare.slurm.tag import Tag, parse_tag
+
+COLUMNS = (
+    "JobIDRaw", "JobID", "Cluster", "UID", "User", "Account", "Partition", "QOS", "State", "Submit", "Eligible",
+    "Start", "End", "ElapsedRaw", "TimelimitRaw", "NCPUS", "NodeList", "ReqTRES", "AllocTRES", "AdminComment",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AccountingQuery:
+    """Which jobs to ask sacct for; empty fields do not limit."""
+
+    jobs: Sequence[str] = ()
+    start: str = ""
+    """As sacct's -S takes it."""
+    end: str = ""
+    users: str = ""
+    accounts: str = ""
+    partitions: str = ""
+    clusters: str = ""
+    states: str = ""
+    duplicates: bool = False
+    """Also the earlier runs of requeued jobs."""
+
+
+def sacct_arguments(query: AccountingQuery, delimiter: str) -> list[str]:
+    """The sacct command line: allocations only, everybody's that we may see."""
+    options = {
+        "--jobs": ",".join(query.jobs),
+        "--starttime": query.start,
+        "--endtime": query.end,
+        "--user": query.users,
+        "--accounts": query.accounts,
+        "--partition": query.partitions,
+        "--clusters": query.clusters,
+        "--state": query.states,
+    }
+    everybody = [] if query.users else ["--allusers"]
+    return [
+        "sacct", "--allocations", "--noheader", "--parsable", f"--delimiter={delimiter}",
+        f"--format={','.join(COLUMNS)}", *everybody, *(["--duplicates"] if query.duplicates else []),
+        *(f"{name}={value}" for name, value in options.items() if value),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AccountedJob:
+    """A job, or one task of an array, as accounting has it. Times are unix times."""
+
+    raw_id: int
+    key: str
+    cluster: str
+    uid: int
+    user: str
+    account: str
+    partition: str
+    qos: str
+    state: str
+    """The first word: ``CANCELLED by 0`` is ``CANCELLED``."""
+    submit_s: int
+    eligible_s: int | None
+    start_s: int | None
+    end_s: int | None
+    elapsed_s: int
+    limit_s: int | None
+    cpus: int
+    nodes: tuple[str, ...]
+    gpus: int
+    """Whole GPUs. Shards are not counted here."""
+    shards: int
+    """As accounted. 22.05 adds the shards of before an update to those of after it: take shares from our own record."""
+    admin_comment: str
+    tag: Tag | None
+
+
+def _gres_count(tres: dict[str, str], name: str) -> int:
+    return int(tres.get(f"gres/{name}") or 0)
+
+
+def _accounted(row: dict[str, str]) -> AccountedJob:
+    allocated = values.tres(row["AllocTRES"]) or values.tres(row["ReqTRES"])
+    limit_minutes = values.integer(row["TimelimitRaw"])
+    admin_comment = values.text(row["AdminComment"])
+    nodes = values.text(row["NodeList"])
+    uid = values.integer(row["UID"])
+    return AccountedJob(
+        raw_id=values.integer(row["JobIDRaw"]) or 0,
+        key=row["JobID"].strip(),
+        cluster=row["Cluster"].strip(),
+        uid=-1 if uid is None else uid,
+        user=values.text(row["User"]),
+        account=values.text(row["Account"]),
+        partition=row["Partition"].strip(),
+        qos=values.text(row["QOS"]),
+        state=(row["State"].split() or [""])[0],
+        submit_s=values.integer(row["Submit"]) or 0,
+        eligible_s=values.integer(row["Eligible"]),
+        start_s=values.integer(row["Start"]),
+        end_s=values.integer(row["End"]),
+        elapsed_s=values.integer(row["ElapsedRaw"]) or 0,
+        limit_s=None if limit_minutes is None else limit_minutes * 60,
+        cpus=values.integer(row["NCPUS"]) or 0,
+        nodes=() if nodes == "None assigned" else expand(nodes),
+        gpus=_gres_count(allocated, "gpu"),
+        shards=_gres_count(allocated, "shard"),
+        admin_comment=admin_comment,
+        tag=parse_tag(admin_comment),
+    )
+
+
+def parse_accounting(output: str, delimiter: str) -> list[AccountedJob]:
+    """The jobs in sacct's answer."""
+    return [_accounted(row) for row in rows(output, COLUMNS, delimiter)]

@@ -1,0 +1,82 @@
+"""GRES strings: what a job asks for, what a node has, what of it is in use."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from slurm_gpushare.slurm.values import text
+
+_ITEM = re.compile(
+    r"(?:gres[:/])?(?P<name>[A-Za-z]\w*)(?::(?P<type>[A-Za-z][\w.+-]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGkmg]?))?"
+)
+_USED = re.compile(r"(?P<name>\w+):(?P<type>[A-Za-z][\w.+-]*):(?P<count>\d+)(?:\((?P<detail>[^)]*)\))?")
+_INDEX = re.compile(r"_(\d+)$")
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+@dataclass(frozen=True, slots=True)
+class Gres:
+    """``count`` of a kind: of a request, of a node, or in use."""
+
+    name: str
+    type: str
+    count: int
+
+    def __str__(self) -> str:
+        return ":".join(part for part in (self.name, self.type, str(self.count)) if part)
+
+
+def parse_gres(value: str) -> tuple[Gres, ...]:
+    """``gres:gpu:v100_0:1``, ``gres/shard:2``, ``gpu:a:1(S:0),shard:4``; what is not GRES is left out."""
+    found = []
+    for item in re.sub(r"\([^)]*\)", "", text(value)).split(","):
+        match = _ITEM.fullmatch(item.strip())
+        if match:
+            count = int(match["count"] or 1) * _UNITS[(match["unit"] or "").lower()]
+            found.append(Gres(match["name"], match["type"] or "", count))
+    return tuple(found)
+
+
+def type_index(gres_type: str) -> int | None:
+    """The GPU index that a per-index type names: ``v100_2`` -> 2."""
+    found = _INDEX.search(gres_type)
+    return int(found[1]) if found else None
+
+
+def typed_shards(value: str) -> Gres | None:
+    """The one typed shard request that places a job on an exact GPU, or None. Zeroed parts do not count."""
+    shards = [gres for gres in parse_gres(value) if gres.count]
+    if len(shards) == 1 and shards[0].name == "shard" and type_index(shards[0].type) is not None:
+        return shards[0]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What of a node's GPUs is in use, by GPU index."""
+
+    whole: frozenset[int]
+    """GPUs that a job has whole."""
+    shards: dict[int, int]
+    """Shards in use on each GPU that is shared; up to 23.11.1 Slurm only says that it is (see `exact`)."""
+    exact: bool
+
+
+def parse_used(value: str, exact: bool) -> Usage:
+    """A node's GresUsed, with one type per GPU index.
+
+    ``gpu:v100_0:1(IDX:0),shard:v100_1:1(IDX:1)`` on 22.05, where shards count GPUs;
+    ``gpu:v100_0:1(IDX:0),shard:v100_1:2(0/2,2/2)`` from 23.11.2.
+    """
+    whole: set[int] = set()
+    shards: dict[int, int] = {}
+    for match in _USED.finditer(text(value)):
+        count, index = int(match["count"]), type_index(match["type"])
+        if not count or index is None:
+            continue
+        if match["name"] == "gpu":
+            whole.add(index)
+        elif match["name"] == "shard":
+            shards[index] = shards.get(index, 0) + count
+    return Usage(frozenset(whole), shards, exact)

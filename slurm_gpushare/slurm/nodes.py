@@ -1,0 +1,103 @@
+"""The nodes: one sinfo call, explicit columns, one `Node` a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from slurm_gpushare.slurm import values
+from slurm_gpushare.slurm.gres import Gres, Usage, parse_gres, parse_used, type_index
+from slurm_gpushare.slurm.release import Release
+from slurm_gpushare.slurm.table import format_option, rows
+
+COLUMNS = (
+    "nodelist", "statecomplete", "gres", "gresused", "features", "features_act", "cpusstate", "allocmem", "memory",
+    "partitionname",
+)  # fmt: skip
+
+# As sinfo's StateComplete writes them. A node in one of these starts no job, or none of ours.
+_UNUSABLE = frozenset(
+    {
+        "down", "drain", "drained", "draining", "fail", "failing", "fail_", "error", "unknown", "future", "maint",
+        "not_responding", "powered_down", "powering_down", "powering_up", "power_down", "power_up", "reboot_issued",
+        "reboot_requested", "blocked", "inval", "invalid_reg", "undrain",
+    }
+)  # fmt: skip
+
+
+def sinfo_arguments(delimiter: str) -> list[str]:
+    """The sinfo command line."""
+    return ["sinfo", "--all", "--local", "--Node", "--noheader", f"--Format={format_option(COLUMNS, delimiter)}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node, as slurmctld has it now."""
+
+    name: str
+    states: frozenset[str]
+    """``mixed``, ``idle+drain``, ...: the words of StateComplete."""
+    responding: bool
+    gres: tuple[Gres, ...]
+    usage: Usage
+    features: tuple[str, ...]
+    cpus: int
+    cpus_alloc: int
+    mem_mib: int
+    mem_alloc_mib: int
+    partitions: tuple[str, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether Slurm may start a job here now."""
+        return self.responding and not self.states & _UNUSABLE
+
+    @property
+    def reserved(self) -> bool:
+        return "reserved" in self.states
+
+    @property
+    def gpus(self) -> dict[int, str]:
+        """GPU index -> its own GRES type (``v100_2``), for GPUs that are typed by index."""
+        return {
+            index: gres.type
+            for gres in self.gres
+            if gres.name == "gpu" and gres.count == 1 and (index := type_index(gres.type)) is not None
+        }
+
+    @property
+    def shards_per_gpu(self) -> dict[int, int]:
+        """GPU index -> shards that Slurm divides it into. Absent or 0: none, or lost (22.05 after a restart)."""
+        return {
+            index: gres.count
+            for gres in self.gres
+            if gres.name == "shard" and (index := type_index(gres.type)) is not None
+        }
+
+
+def _node(row: dict[str, str], release: Release) -> Node:
+    state = row["statecomplete"].strip().lower()
+    words = frozenset(word.strip("*~#!%$@^-+") for word in state.split("+"))
+    cpus = [int(number) for number in row["cpusstate"].strip().split("/") if number.isdecimal()]
+    return Node(
+        name=row["nodelist"].strip(),
+        states=words,
+        responding="*" not in state and "not_responding" not in words,
+        gres=parse_gres(row["gres"]),
+        usage=parse_used(row["gresused"], exact=release.counts_shards_per_gpu),
+        features=tuple(feature for feature in values.text(row["features_act"]).split(",") if feature),
+        cpus=cpus[3] if len(cpus) == 4 else 0,
+        cpus_alloc=cpus[0] if len(cpus) == 4 else 0,
+        mem_mib=values.memory_mib(row["memory"]) or 0,
+        mem_alloc_mib=values.memory_mib(row["allocmem"]) or 0,
+        partitions=(row["partitionname"].strip(),),
+    )
+
+
+def parse_nodes(output: str, delimiter: str, release: Release) -> list[Node]:
+    """The nodes in sinfo's answer; a node of several partitions comes in several rows."""
+    found: dict[str, Node] = {}
+    for row in rows(output, COLUMNS, delimiter):
+        node = _node(row, release)
+        earlier = found.get(node.name)
+        found[node.name] = replace(node, partitions=earlier.partitions + node.partitions) if earlier else node
+    return list(found.values())
