@@ -1,0 +1,54 @@
+"""Small numbers with a name: how many records were taken in, and where the sequences stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, select, update
+
+from slurm_gpushare.store import schema
+from slurm_gpushare.store.database import Database
+
+CHANGE = "change_seq"
+HOOK_EPOCH = "hook_epoch"
+"""Raised when workloads were removed: the hook's file must then be compared as a whole."""
+PRUNED_BEFORE = "pruned_before_s"
+"""Records that ended earlier are refused: their ids may have been forgotten."""
+
+
+class Counters:
+    """``store.counters``: for metrics and checks."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def all(self) -> dict[str, int]:
+        with self._db.read() as connection:
+            return {row.name: row.value for row in connection.execute(select(schema.counter))}
+
+    def add(self, amounts: Mapping[str, int]) -> None:
+        with self._db.write() as connection:
+            add(connection, amounts)
+
+
+def add(connection: Connection, amounts: Mapping[str, int]) -> None:
+    """Raise counters; one that does not exist begins at 0."""
+    c = schema.counter
+    for name, amount in sorted(amounts.items()):
+        changed = connection.execute(update(c).where(c.c.name == name).values(value=c.c.value + amount))
+        if not changed.rowcount:
+            connection.execute(c.insert().values(name=name, value=amount))
+
+
+def get(connection: Connection, name: str) -> int:
+    return connection.scalar(select(schema.counter.c.value).where(schema.counter.c.name == name)) or 0
+
+
+def put(connection: Connection, name: str, value: int) -> None:
+    add(connection, {name: value - get(connection, name)})
+
+
+def next_change(connection: Connection) -> int:
+    """The number of a change that the hook's file must follow."""
+    add(connection, {CHANGE: 1})
+    return get(connection, CHANGE)

@@ -1,0 +1,166 @@
+"""The connection: SQLite in WAL mode or MariaDB, two kinds of transaction, and one clear line for each failure."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from slurm_gpushare.errors import BadInput, GpushareError
+
+_BUSY_S = 15.0
+_URL_HINT = "StoreUrl is sqlite:////path/to/store.sqlite or mysql+pymysql://user:password@host/database."
+
+
+class StoreError(GpushareError):
+    """The store cannot be used; the message says which one and why."""
+
+
+class Database:
+    """One store's engine. `read` sees a consistent snapshot; `write` holds the only write transaction of SQLite."""
+
+    def __init__(self, url: str, *, read_only: bool = False, must_exist: bool = False) -> None:
+        self._url = _parse(url)
+        self.read_only = read_only
+        self._may_create = not (read_only or must_exist)
+        self._engine = self._open()
+
+    @property
+    def where(self) -> str:
+        """The store's address for messages: no password, and a plain path for a file."""
+        return str(self.path) if self.path else self._url.render_as_string(hide_password=True)
+
+    @property
+    def path(self) -> Path | None:
+        """The file of an SQLite store; None for a network database."""
+        return Path(self._url.database or "") if self.is_sqlite else None
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self._url.get_backend_name() == "sqlite"
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads."""
+        with self._errors(), self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that is committed at the end, or leaves no trace."""
+        if self.read_only:
+            raise StoreError(f"{self.where}: opened for reading only")
+        writer = self._engine.execution_options(gpushare_begin="BEGIN IMMEDIATE")
+        with self._errors(), writer.connect() as connection, connection.begin():
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _open(self) -> Engine:
+        if not self.is_sqlite:
+            try:
+                return create_engine(self._url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+            except ModuleNotFoundError as why:
+                raise StoreError(
+                    f"{self.where}: the driver is not installed: {why.name}",
+                    "Install it with: pip install 'slurm-gpushare[mariadb]'.",
+                ) from why
+        assert self.path is not None
+        if self._may_create:
+            _make_private(self.path)
+        elif not self.path.exists():
+            raise StoreError(f"{self.path}: there is no store yet", "Make it with: gpushare db migrate.")
+        mode = "ro" if self.read_only else "rw"
+        engine = create_engine(
+            URL.create("sqlite", database=f"file:{_quoted(self.path)}", query={"mode": mode, "uri": "true"}),
+            connect_args={"timeout": _BUSY_S},
+        )
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_begin)
+        return engine
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._explain(error) from error
+        except sqlite3.Error as error:  # from the connect hook, which SQLAlchemy does not wrap
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> StoreError:
+        cause: Any = error.orig if isinstance(error, DBAPIError) else error
+        text = str(cause.args[-1] if getattr(cause, "args", None) else cause)
+        for sign, what, hint in _KNOWN:
+            if sign in text.lower():
+                return StoreError(f"{self.where}: {what}", hint)
+        return StoreError(f"{self.where}: {text}")
+
+
+_KNOWN = (
+    ("unable to open", "cannot be opened", "Check that the file exists and that this user may read and write it."),
+    ("readonly", "cannot be written", "Run this as the user who owns the store (SlurmUser)."),
+    ("locked", "locked by another process for too long", "See who holds it with: fuser -v FILE."),
+    ("not a database", "is not an SQLite database, or is damaged", "Restore the last 'gpushare db backup'."),
+    ("malformed", "is damaged", "Restore the last 'gpushare db backup'."),
+    ("is full", "the disk is full", "Free some space; nothing was lost: records wait in the spool directory."),
+    ("disk i/o", "the disk reports an error", "Look at the kernel's log."),
+    ("access denied", "the database refuses this user or password", "Check StoreUrl."),
+    ("unknown database", "no such database", "Create it, or correct StoreUrl."),
+    ("can't connect", "no database server answers there", "Check StoreUrl and that the server runs."),
+    ("no such table", "holds no gpushare store", "Make it with: gpushare db migrate."),
+    ("doesn't exist", "holds no gpushare store", "Make it with: gpushare db migrate."),
+)
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        backend, driver = parsed.get_backend_name(), parsed.drivername
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        raise BadInput("the store's URL is not one that can be used", _URL_HINT) from None
+    if driver == "sqlite" and parsed.database and parsed.database.startswith("/"):
+        return parsed
+    if backend in {"mysql", "mariadb"} and driver.endswith("+pymysql") and parsed.database:
+        return parsed
+    raise BadInput(f"{parsed.render_as_string(hide_password=True)}: not a store's URL", _URL_HINT)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def _make_private(path: Path) -> None:
+    """Create the file for its owner alone; SQLite gives its journal the same mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return
+    except OSError as why:
+        raise StoreError(
+            f"{path}: cannot be created: {why.strerror}", "Make its directory, owned by SlurmUser."
+        ) from why
+
+
+def _on_sqlite_connect(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None  # transactions are begun below, not guessed by the driver
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        connection.execute("PRAGMA journal_mode=WAL")
+    # FULL: a committed batch survives a power cut, and only then are its spool files removed.
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("gpushare_begin", "BEGIN"))

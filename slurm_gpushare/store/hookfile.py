@@ -1,0 +1,151 @@
+"""``hook.sqlite``: the small file that the submit hook reads inside slurmctld.
+
+It is a copy of what the store knows, kept up to date in place by single transactions: the hook sees the
+state before one or after it. Since the store can always write it anew, it is not synced to disk, which keeps
+the moment short in which a writer locks readers out; a damaged or missing file is replaced by rename.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.store import counters, schema
+from slurm_gpushare.store.store import Store
+
+_BUSY_S = 5.0
+_Row = tuple[str, int, int, int]
+_PUT = "INSERT OR REPLACE INTO workload (token, uid, cluster, mem_used_mib) VALUES (?, ?, ?, ?)"
+
+
+class HookFileError(GpushareError):
+    """The hook's file cannot be written."""
+
+
+class HookFile:
+    """The hook's file at `path`. One process maintains it: the helper, as SlurmUser."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sync(self, store: Store, now_s: float | None = None) -> int:
+        """Bring the file up to date with the store and beat the heart; returns how many workloads changed.
+
+        Costs as much as there are changes since the last call, not as there are workloads.
+        """
+        with self._errors():
+            try:
+                return self._follow(store, now_s)
+            except (sqlite3.DatabaseError, FileNotFoundError) as why:
+                if isinstance(why, sqlite3.OperationalError) and "locked" in str(why):
+                    raise
+                return self._rebuild(store, now_s)
+
+    def beat(self, now_s: float | None = None) -> None:
+        """Say that the helper is alive."""
+        with self._errors(), closing(self._connect()) as file, file:
+            file.execute("UPDATE helper SET heartbeat_s = ?", (_seconds(now_s),))
+
+    def heartbeat_s(self) -> int | None:
+        """When the helper was last alive; None if the file is not there or cannot be read."""
+        try:
+            with closing(self._connect(mode="ro")) as file:
+                row = file.execute("SELECT heartbeat_s FROM helper").fetchone()
+        except (sqlite3.Error, FileNotFoundError):
+            return None
+        return int(row[0]) if row and row[0] else None
+
+    def _follow(self, store: Store, now_s: float | None) -> int:
+        with closing(self._connect()) as file:
+            seq, epoch = file.execute("SELECT change_seq, epoch FROM helper").fetchone()
+            with store.database.read() as connection:
+                latest, store_epoch = _position(connection)
+                if epoch != store_epoch or seq > latest:
+                    return self._rebuild(store, now_s)  # workloads were removed, or it is another store's file
+                rows = list(_rows(connection, after=seq)) if latest > seq else []
+            with file:
+                file.execute("BEGIN IMMEDIATE")
+                file.executemany(_PUT, rows)
+                file.execute("UPDATE helper SET heartbeat_s = ?, change_seq = ?", (_seconds(now_s), latest))
+            return len(rows)
+
+    def _rebuild(self, store: Store, now_s: float | None) -> int:
+        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 600
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            with closing(sqlite3.connect(temporary, isolation_level=None)) as file, store.database.read() as connection:
+                file.execute("PRAGMA synchronous=OFF")
+                file.executescript((resource_dir("sql") / "hook.sql").read_text())
+                latest, epoch = _position(connection)
+                file.execute("BEGIN")
+                count = file.executemany(_PUT, _rows(connection, after=0)).rowcount
+                file.execute(
+                    "UPDATE helper SET heartbeat_s = ?, change_seq = ?, epoch = ?", (_seconds(now_s), latest, epoch)
+                )
+                file.execute("COMMIT")
+            _flush(temporary)
+            # A journal left by a writer that died belongs to the old file and would spoil the new one.
+            self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return max(count, 0)
+
+    def _connect(self, mode: str = "rw") -> sqlite3.Connection:
+        if not self.path.exists():
+            raise FileNotFoundError(self.path)
+        file = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, timeout=_BUSY_S, isolation_level=None
+        )
+        file.execute("PRAGMA synchronous=OFF")
+        file.execute("PRAGMA cache_spill=OFF")  # no reader is locked out before the commit
+        return file
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as why:
+            reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)
+            raise HookFileError(
+                f"{self.path}: cannot be written: {reason}", "HookFile's directory must belong to SlurmUser."
+            ) from why
+
+
+def _position(connection: Connection) -> tuple[int, int]:
+    return counters.get(connection, counters.CHANGE), counters.get(connection, counters.HOOK_EPOCH)
+
+
+def _rows(connection: Connection, after: int) -> Iterable[_Row]:
+    """Workloads that have a cluster and changed after a position; of several GPU models the latest counts."""
+    p, w = schema.profile.c, schema.workload.c
+    query = (
+        select(w.token, w.owner_uid, p.cluster, p.mem_used_mib, w.mem_floor_mib)
+        .join_from(schema.workload, schema.profile, w.token == p.token)
+        .where(w.change_seq > after, p.cluster.is_not(None))
+        .order_by(w.token, p.updated_s)
+    )
+    for token, uid, cluster, mem_mib, floor_mib in connection.execute(query):
+        yield token, uid, cluster, max(mem_mib, floor_mib)
+
+
+def _seconds(now_s: float | None) -> int:
+    return int(time.time() if now_s is None else now_s)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,54 @@
+"""The store as the rest of the package sees it: one object, one attribute for each subject."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from slurm_gpushare.store.counters import Counters
+from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.decisions import Decisions
+from slurm_gpushare.store.documents import KnowledgeDocuments, Models
+from slurm_gpushare.store.migrate import migrate, require_current
+from slurm_gpushare.store.runs import Live, Runs
+from slurm_gpushare.store.sharing import Observations, Sharing
+from slurm_gpushare.store.workloads import Profiles, Workloads
+
+
+class Store:
+    """An open store. ``Store(config.store_url)`` refuses an empty, older or newer one; `Store.create` makes it ready.
+
+    Safe to share between threads. Every call is one transaction.
+    """
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        self.database = Database(url, read_only=read_only, must_exist=True)
+        require_current(self.database)
+        self.workloads = Workloads(self.database)
+        self.profiles = Profiles(self.database)
+        self.runs = Runs(self.database)
+        self.live = Live(self.database)
+        self.models = Models(self.database)
+        self.knowledge = KnowledgeDocuments(self.database)
+        self.observations = Observations(self.database)
+        self.sharing = Sharing(self.database)
+        self.decisions = Decisions(self.database)
+        self.counters = Counters(self.database)
+
+    @classmethod
+    def create(cls, url: str) -> Store:
+        """Open a store, making it or bringing it to this release's schema first."""
+        database = Database(url)
+        try:
+            migrate(database)
+        finally:
+            database.close()
+        return cls(url)
+
+    def close(self) -> None:
+        self.database.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
