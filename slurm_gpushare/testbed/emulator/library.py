@@ -1,0 +1,41 @@
+"""Building the emulated libnvidia-ml.so.1 with gcc."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from slurm_gpushare.errors import GpushareError
+
+NAME = "libnvidia-ml.so.1"
+SOURCES = [Path(__file__).with_name(name) for name in ("card.c", "nvml.c")]
+FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{NAME}"]
+
+
+def build_library(target_dir: Path) -> Path:
+    """Compile the library into `target_dir` and return its path; an existing one is replaced whole.
+
+    Put `target_dir` in LD_LIBRARY_PATH and the real pynvml loads it. It is safe to call while processes use the
+    library already: they keep the old file.
+    """
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        raise GpushareError("the emulated GPUs need gcc, which is not installed", "Run 'apt-get install gcc libc6-dev'")
+    target = target_dir / NAME
+    unfinished = target_dir / f".{NAME}.{os.getpid()}"
+    try:
+        target_dir.mkdir(parents=True, exist_ok=True)
+        command = [compiler, *FLAGS, "-o", str(unfinished), *map(str, SOURCES)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode != 0:
+            said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+            why = next((line for line in said if "error" in line), said[0])
+            raise GpushareError(f"cannot build {target}: {why}", "Check that gcc and libc6-dev are complete")
+        os.replace(unfinished, target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GpushareError(f"cannot build {target}: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
