@@ -17,3 +17,11 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no measured data in {path}: set GPUSHARE_DATA")
     return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slurm",
+        choices=("bookworm", "trixie", "forky"),
+        help="Debian release whose Slurm the tests of tests/real run on (default: this machine's)",
+    )

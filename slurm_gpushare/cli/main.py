@@ -22,6 +22,7 @@ class LazyCommand:
 
 
 COMMANDS: dict[str, LazyCommand] = {
+    "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),
 }  # fmt: skip
 
 

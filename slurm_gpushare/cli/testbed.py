@@ -1,0 +1,92 @@
+"""``gpushare testbed up|down|status|run``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from slurm_gpushare.errors import Exit, GpushareError
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.layout import Shape, default_dir
+from slurm_gpushare.testbed.rootfs import SUITES, host_suite
+
+_dir = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=default_dir,
+    show_default="GPUSHARE_TESTBED, else /tmp/gpushare-testbed",
+    help="The testbed's own directory.",
+)
+
+
+class Steps:
+    """A line for each step, with the time since the start."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, step: str) -> None:
+        click.echo(f"[{time.monotonic() - self._start:5.1f} s] {step}", err=True)
+
+
+@click.group()
+def testbed() -> None:
+    """A real throw-away Slurm with emulated V100s."""
+
+
+@testbed.command()
+@click.option("--nodes", default=4, show_default=True, help="Compute nodes (one slurmd each).")
+@click.option("--gpus", default=4, show_default=True, help="GPUs a node.")
+@click.option("--shards", default=2, show_default=True, help="Shards a GPU.")
+@click.option("--accounting/--no-accounting", default=True, show_default=True, help="With MariaDB and slurmdbd.")
+@click.option("--slurm", "suite", type=click.Choice(list(SUITES)), default=host_suite, show_default="this machine's",
+              help="Debian release whose Slurm to run: bookworm 22.05, trixie 24.11, forky 26.05.")  # fmt: skip
+@_dir
+def up(nodes: int, gpus: int, shards: int, accounting: bool, suite: str, directory: Path) -> None:
+    """Start a testbed."""
+    Testbed(directory, Steps()).up(Shape(nodes, gpus, shards), accounting=accounting, suite=suite)
+    suffix = "" if directory == default_dir() else f" --dir {directory}"
+    click.echo(f"Try: gpushare testbed run{suffix} -- sinfo")
+
+
+@testbed.command()
+@click.option("--purge", is_flag=True, help="Remove the directory too, logs and all.")
+@_dir
+def down(purge: bool, directory: Path) -> None:
+    """Stop every process of a testbed."""
+    Testbed(directory, Steps()).down(purge=purge)
+
+
+@testbed.command()
+@_dir
+def status(directory: Path) -> None:
+    """Show a testbed's daemons, nodes and GPUs. Exit code 3 if something is dead."""
+    bed = Testbed(directory)
+    state = bed.state
+    click.echo(f"{bed.dir}: Slurm {state.release} ({state.suite}){'' if state.ready else ', start did not finish'}")
+    running = bed.running()
+    for name, pid in running.items():
+        click.echo(f"  {name:<14} {f'pid {pid}' if pid else 'dead'}")
+    if running["slurmctld"] and running["munged"]:
+        click.echo(bed.run(["sinfo", "-N", "-p", "gpu", "-O", "NodeList:10,StateLong:12,Gres:60,GresUsed:60"]).stdout)
+    if not all(running.values()) or not state.ready:
+        raise click.exceptions.Exit(Exit.PROBLEMS)
+
+
+@testbed.command(context_settings={"ignore_unknown_options": True})
+@click.option("--user", help="Run as this user of the machine, e.g. games or nobody.")
+@_dir
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(user: str | None, directory: Path, command: tuple[str, ...]) -> None:
+    """Run COMMAND in a testbed: sbatch, squeue, sacct, gpushare just work."""
+    bed = Testbed(directory)
+    _ = bed.state  # says so when there is none
+    argv, env = bed.command(command, user=user)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as why:
+        raise GpushareError(f"{argv[0]}: {why.strerror}") from why

@@ -1,0 +1,161 @@
+"""The configuration files of a testbed, as text: pure functions of its layout and state."""
+
+from __future__ import annotations
+
+from slurm_gpushare.config import KEYS
+from slurm_gpushare.testbed.layout import GPU_MODEL, Layout, State
+
+PARTITION = "gpu"
+UNMANAGED_PARTITION = "other"  # same nodes, not listed in gpushare.conf
+CPUS_PER_NODE = 64
+MEMORY_PER_NODE_MIB = 256_000
+
+
+def slurm_conf(layout: Layout, state: State, hostname: str, has_cli_filter: bool) -> str:
+    """slurm.conf for daemons that all run on this machine, as root, without cgroups."""
+    types = ",".join(f"gpu:{gpu_type}:1" for gpu_type in state.shape.gpu_types)
+    gres = f"{types},shard:{state.shape.gpus * state.shape.shards}"
+    lines = [
+        "ClusterName=testbed",
+        f"SlurmctldHost={hostname}(127.0.0.1)",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        f"SlurmctldPort={state.ports.slurmctld}",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={layout.munge_socket}",
+        f"StateSaveLocation={layout.spool}/slurmctld",
+        f"SlurmdSpoolDir={layout.spool}/%n",
+        f"SlurmctldPidFile={layout.run}/slurmctld.own.pid",
+        f"SlurmdPidFile={layout.run}/%n.own.pid",
+        f"SlurmctldLogFile={layout.log}/slurmctld.log",
+        f"SlurmdLogFile={layout.log}/%n.log",
+        "SlurmctldDebug=verbose",
+        "SlurmdDebug=verbose",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "MpiDefault=none",
+        "MailProg=/bin/true",
+        "ReturnToService=2",
+        "SlurmdParameters=config_overrides",
+        "SlurmctldTimeout=60",
+        "SlurmdTimeout=300",
+        "KillWait=5",
+        "MinJobAge=3600",  # so that a test can still ask scontrol about a job that ended
+        "TreeWidth=64",
+        "SchedulerType=sched/backfill",
+        # sched_min_interval is in microseconds: with the default of 2 s a placed job would start late on 22.05.
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=10000,"
+        "bf_interval=1,bf_yield_interval=1000000,bf_resolution=1,bf_continue",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU_Memory",
+        "PriorityType=priority/multifactor",
+        "PriorityWeightAge=1000",
+        "PriorityMaxAge=1-0",
+        "PriorityWeightQOS=1000",
+        "GresTypes=gpu,shard",
+        "PrologFlags=Alloc",
+        f"Prolog={layout.etc}/prolog.sh",
+        f"Epilog={layout.etc}/epilog.sh",
+        f"TaskProlog={layout.etc}/task_prolog.sh",
+        "JobSubmitPlugins=lua",
+    ]
+    if has_cli_filter:
+        lines.append("CliFilterPlugins=lua")
+    if state.accounting:
+        lines += [
+            "AccountingStorageType=accounting_storage/slurmdbd",
+            "AccountingStorageHost=localhost",
+            f"AccountingStoragePort={state.ports.slurmdbd}",
+            f"AccountingStoragePass={layout.munge_socket}",  # not a password: how slurmctld finds munge for slurmdbd
+            "AccountingStorageTRES=gres/gpu,gres/shard",
+            "AccountingStoreFlags=job_comment",
+        ]
+    lines += [
+        f"NodeName={name} NodeHostname={hostname} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE} "
+        f"RealMemory={MEMORY_PER_NODE_MIB} Feature={GPU_MODEL} Gres={gres} State=UNKNOWN"
+        for name, port in zip(state.shape.node_names, state.ports.slurmd, strict=True)
+    ]
+    nodes = ",".join(state.shape.node_names)
+    common = f"Nodes={nodes} MaxTime=INFINITE DefaultTime=01:00:00 DefMemPerCPU=1000 State=UP"
+    lines += [
+        f"PartitionName={PARTITION} Default=YES {common}",
+        f"PartitionName={UNMANAGED_PARTITION} Default=NO {common}",
+    ]
+    return _text(lines)
+
+
+def gres_conf(layout: Layout, state: State) -> str:
+    """One Type for each GPU index; shards untyped, since their type comes from the GPU."""
+    lines = ["AutoDetect=off"]
+    for node in state.shape.node_names:
+        lines += [
+            f"NodeName={node} Name=gpu Type={gpu_type} File={layout.dev}/{node}/nvidia{index}"
+            for index, gpu_type in enumerate(state.shape.gpu_types)
+        ]
+        lines.append(f"NodeName={node} Name=shard Count={state.shape.gpus * state.shape.shards}")
+    return _text(lines)
+
+
+def cgroup_conf(release: str) -> str:
+    """No cgroups: the value that says so exists from 24.05; 22.05 needs nothing said."""
+    return "CgroupPlugin=disabled\n" if version(release) >= (24, 5) else "CgroupAutomount=no\n"
+
+
+def slurmdbd_conf(layout: Layout, state: State) -> str:
+    return _text(
+        [
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={layout.munge_socket}",
+            "DbdHost=localhost",
+            f"DbdPort={state.ports.slurmdbd}",
+            "SlurmUser=root",
+            "StorageType=accounting_storage/mysql",
+            "StorageHost=localhost",  # over the private socket, which MYSQL_UNIX_PORT names
+            "StorageUser=root",
+            "StorageLoc=slurm_acct_db",
+            f"LogFile={layout.log}/slurmdbd.log",
+            f"PidFile={layout.run}/slurmdbd.own.pid",
+            "DebugLevel=info",
+        ]
+    )
+
+
+def gpushare_conf(layout: Layout, state: State) -> str:
+    """Our own settings, quick enough for tests; every key is known to the parser."""
+    given = {
+        "Partitions": PARTITION,
+        "ShardsPerGpu": str(max(2, state.shape.shards)),
+        "GpuModel": GPU_MODEL,
+        "GpusPerNode": str(state.shape.gpus),
+        "SlurmVersion": state.release,
+        "StoreUrl": f"sqlite:///{layout.gpushare}/store.sqlite",
+        "HookFile": f"{layout.gpushare}/hook.sqlite",
+        "SpoolDir": f"{layout.gpushare}/spool",
+        "StateDir": f"{layout.gpushare}/state",
+        "SampleSeconds": "0.2",
+        "InterimSeconds": "2",
+        "ProbeSeconds": "600",
+        "LeaseSeconds": "10",
+        "TickSeconds": "1",
+    }
+    unknown = given.keys() - {key.name for key in KEYS}
+    assert not unknown, unknown
+    return _text([f"{name}={value}" for name, value in given.items()])
+
+
+def version(release: str) -> tuple[int, int]:
+    """``22.05.8`` -> (22, 5)."""
+    major, minor = release.split(".")[:2]
+    return int(major), int(minor)
+
+
+def with_keys(text: str, changes: dict[str, str]) -> str:
+    """A configuration file's text with top-level keys set; an empty value removes the key."""
+    lowered = {name.lower() for name in changes}
+    kept = [line for line in text.splitlines() if line.partition("=")[0].strip().lower() not in lowered]
+    return _text([f"{name}={value}" for name, value in changes.items() if value] + kept)
+
+
+def _text(lines: list[str]) -> str:
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,92 @@
+"""Back to a testbed as new, without starting it again: between two tests."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.confs import version
+from slurm_gpushare.testbed.daemons import wait_until
+
+
+def reset(testbed: Testbed) -> None:
+    """No jobs, idle GPUs, every daemon alive, the configuration and our own files as `up` made them.
+
+    Accounting keeps what it has, and job ids go on.
+    """
+    for name, pid in testbed.running().items():
+        if pid is None:
+            testbed.restart(name)
+    _cancel_everything(testbed)
+    changed = _restore_configuration(testbed)
+    _empty(testbed.layout.gpushare)
+    testbed.make_gpushare_directories()
+    testbed.clean_emulation()
+    if changed:
+        testbed.restart("slurmctld")
+    _idle_nodes(testbed)
+
+
+def _cancel_everything(testbed: Testbed) -> None:
+    def empty() -> bool:
+        return not testbed.run(["squeue", "-h", "-a", "-o", "%i"]).stdout.strip()
+
+    if empty():
+        return
+    for state in ("PENDING", "RUNNING", "SUSPENDED"):  # pending first, or they would start as others end
+        testbed.run(["scancel", "--quiet", f"--state={state}"], check=False)
+    if wait_until(empty, 5):
+        return
+    testbed.run(["scancel", "--quiet", "--signal=KILL", "--full", "--state=RUNNING"], check=False)
+    if not wait_until(empty, 20):
+        raise GpushareError(f"testbed: jobs that do not end: {testbed.run(['squeue', '-h', '-a']).stdout.strip()}")
+
+
+def _restore_configuration(testbed: Testbed) -> bool:
+    """Whether anything had to be put back."""
+    etc, pristine = testbed.layout.etc, testbed.layout.etc_pristine
+    if _contents(etc) == _contents(pristine):
+        return False
+    _empty(etc)
+    shutil.copytree(pristine, etc, dirs_exist_ok=True)
+    return True
+
+
+def _contents(directory: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(directory)): (path.stat().st_mode, path.read_bytes())
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _idle_nodes(testbed: Testbed) -> None:
+    def states() -> dict[str, str]:
+        lines = testbed.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.splitlines()
+        return dict(line.split(None, 1) for line in lines)
+
+    if set(states().values()) != {"idle"}:
+        testbed.run(
+            ["scontrol", "update", f"NodeName={','.join(testbed.shape.node_names)}", "State=RESUME"], check=False
+        )
+    if not wait_until(lambda: set(states().values()) == {"idle"}, 30):
+        raise GpushareError(f"testbed: nodes that do not become idle: {states()}")
+    if version(testbed.release) < (23, 11) and _lost_shards(testbed):
+        # 22.05 forgets shards when slurmctld restarts while they are in use; with no job left a restart finds them.
+        testbed.restart("slurmctld")
+        if not wait_until(lambda: set(states().values()) == {"idle"} and not _lost_shards(testbed), 30):
+            raise GpushareError("testbed: slurmctld lost shards and does not find them again")
+
+
+def _lost_shards(testbed: Testbed) -> bool:
+    return "shard:v100_0:0" in testbed.run(["sinfo", "-h", "-N", "-o", "%G"]).stdout

@@ -1,0 +1,42 @@
+"""A real Slurm for the tests of this directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.layout import Shape
+from slurm_gpushare.testbed.reset import reset
+
+
+@pytest.fixture(scope="session")
+def short_tmp() -> Iterator[Path]:
+    """A directory that every user may enter, with a path short enough for Unix sockets."""
+    path = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def testbed_session(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Testbed]:
+    if os.geteuid():
+        pytest.skip("a real Slurm needs root")
+    if shutil.which("slurmctld") is None:
+        pytest.skip("no slurmctld: run scripts/setup.sh")
+    testbed = Testbed(short_tmp / "testbed").up(Shape(nodes=2, gpus=2, shards=2), suite=request.config.option.slurm)
+    yield testbed
+    testbed.down(purge=True)
+
+
+@pytest.fixture
+def testbed(testbed_session: Testbed) -> Testbed:
+    """2 nodes x 2 GPUs x 2 shards, idle and configured as new."""
+    reset(testbed_session)
+    return testbed_session
