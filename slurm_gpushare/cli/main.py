@@ -23,6 +23,7 @@ class LazyCommand:
 
 COMMANDS: dict[str, LazyCommand] = {
     "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),
+    "token": LazyCommand("slurm_gpushare.cli.token:token", "Make or show your token for a workload."),
 }  # fmt: skip
 
 

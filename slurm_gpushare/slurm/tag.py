@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-PREFIX = "GS1:"
+from slurm_gpushare.tokens import TOKEN as TOKEN
 
-# At least 80 bits: 16 characters of base 32 and up. The hook has the same pattern.
-TOKEN = re.compile(r"gs-[a-z2-7]{16,32}", re.ASCII)
+PREFIX = "GS1:"
 
 _TAG = re.compile(r"(?:^|(?<=\s))GS1:(\S*)")
 _KNOWN = ("c", "t", "o", "w", "l", "m", "g")

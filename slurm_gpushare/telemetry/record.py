@@ -20,6 +20,7 @@ from typing import Any
 
 from slurm_gpushare.telemetry.attributes import ACTIVITY_NAMES, ANY, ATTRIBUTES, PERCENT
 from slurm_gpushare.telemetry.schema import RecordError, bad, choice, load_json, number, record_object, text, whole
+from slurm_gpushare.tokens import TOKEN
 
 VERSION = 1
 MAX_BYTES = 65536
@@ -28,7 +29,6 @@ MAX_NEIGHBOURS = 256
 ID = re.compile(r"[0-9a-f]{32}")
 NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 GPU_MODEL = re.compile(r"[A-Z][A-Z0-9]{0,23}")
-TOKEN = re.compile(r"gs-[a-z2-7]{16,32}")  # as slurm/tag.py has it; telemetry imports nothing of Slurm's
 
 
 class Kind(StrEnum):

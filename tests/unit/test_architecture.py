@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "slurm_gpushare"
 LAYERS = (
     {"errors", "resources"},
-    {"config"},
+    {"config", "tokens"},
     {"telemetry", "store", "knowledge", "slurm"},
     {"report", "coschedule", "simulate", "testbed"},
     {"cli"},

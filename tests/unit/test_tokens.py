@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.tokens import TOKEN, TokenFile, new_token, token_path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+
+
+def gpushare(home: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "slurm_gpushare", *arguments]
+    return subprocess.run(command, env=home, capture_output=True, text=True, check=False)
+
+
+def test_tokens_are_random_and_of_the_one_form() -> None:
+    made = {new_token() for _ in range(200)}
+    assert len(made) == 200
+    assert all(TOKEN.fullmatch(token) and len(token) == 23 for token in made)
+
+
+def test_only_the_token_is_printed_and_it_stays_the_same(home: dict[str, str]) -> None:
+    first, second = gpushare(home, "token", "res net"), gpushare(home, "token", "res net")
+    assert TOKEN.fullmatch(first.stdout.rstrip("\n"))
+    assert (first.stdout, first.stderr, first.returncode) == (second.stdout, "", 0)
+
+
+def test_the_file_is_the_users_alone_even_under_a_lax_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        file = TokenFile(tmp_path / "new" / "tokens")
+        token = file.get_or_make("a")
+    finally:
+        os.umask(before)
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    assert file.path.parent.stat().st_mode & 0o777 == 0o700
+    assert file.path.read_text() == f"{token} a\n"
+
+
+def test_the_name_is_the_rest_of_the_line(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens")
+    token = file.get_or_make("  größe 50 #2 ")
+    assert [(item.token, item.name) for item in file.all()] == [(token, "größe 50 #2")]
+
+
+def test_many_at_once_agree_and_lose_nothing(home: dict[str, str]) -> None:
+    names = [f"n{i % 4}" for i in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        tokens = list(pool.map(lambda name: gpushare(home, "token", name).stdout.strip(), names))
+    kept = {item.name: item.token for item in TokenFile(token_path(home)).all()}
+    assert tokens == [kept[name] for name in names]
+
+
+def test_a_removed_name_gets_a_new_token(home: dict[str, str]) -> None:
+    old = gpushare(home, "token", "a").stdout
+    assert gpushare(home, "token", "rm", "a").returncode == 0
+    assert gpushare(home, "token", "list", "-n").stdout == ""
+    assert gpushare(home, "token", "a").stdout != old
+
+
+def test_list_shows_names_beside_tokens(home: dict[str, str]) -> None:
+    token = gpushare(home, "token", "my net").stdout.strip()
+    assert gpushare(home, "token", "list", "-nP").stdout == f"{token}|my net\n"
+
+
+@pytest.mark.parametrize("name", ["", " ", "a,b", "a\nb", "a\0b", "list", "rm", "gs-" + "a" * 20, "x" * 201])
+def test_a_name_that_could_not_be_used_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput):
+        TokenFile(tmp_path / "tokens").get_or_make(name)
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_removing_what_is_not_there_says_so(home: dict[str, str]) -> None:
+    result = gpushare(home, "token", "rm", "ghost")
+    assert result.returncode == 2
+    assert result.stderr == "gpushare: error: token: no token is called 'ghost'. See 'gpushare token list'.\n"
+
+
+def test_a_broken_line_is_named_and_the_file_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"{new_token()} fine\nnonsense here\n")
+    with pytest.raises(GpushareError, match="tokens:2: not 'TOKEN NAME'"):
+        TokenFile(path).get_or_make("another")
+    assert path.read_text().endswith("nonsense here\n")
+
+
+def test_a_home_that_cannot_be_written_is_one_line(home: dict[str, str]) -> None:
+    (Path(home["HOME"]) / ".config").write_text("a file")
+    result = gpushare(home, "token", "a")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("gpushare: error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_place_follows_xdg() -> None:
+    assert token_path({"HOME": "/h"}) == Path("/h/.config/gpushare/tokens")
+    assert token_path({"HOME": "/h", "XDG_CONFIG_HOME": "/x"}) == Path("/x/gpushare/tokens")
+    assert token_path({"HOME": "/h", "XDG_CONFIG_HOME": "rel"}) == Path("/h/.config/gpushare/tokens")
