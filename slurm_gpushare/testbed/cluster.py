@@ -17,6 +17,7 @@ from pathlib import Path
 from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.testbed import confs, database, rootfs
 from slurm_gpushare.testbed.daemons import Daemon, marked_pids, recorded_pid, stop_pids
+from slurm_gpushare.testbed.emulator import build_library, create_node
 from slurm_gpushare.testbed.environment import command_env, daemon_env, user_command
 from slurm_gpushare.testbed.layout import Layout, Shape, State, default_dir
 from slurm_gpushare.testbed.ports import pick_ports
@@ -144,6 +145,7 @@ class Testbed:
                 for index in range(shape.gpus):
                     os.mknod(layout.dev / node / f"nvidia{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
             self.clean_emulation(shape)
+            build_library(layout.lib)
             key = layout.etc / "munge.key"
             key.touch(mode=0o600)
             key.write_bytes(secrets.token_bytes(128))
@@ -157,11 +159,10 @@ class Testbed:
         (self.layout.gpushare / "spool" / "incoming").chmod(0o1777)  # users' records come in here too
 
     def clean_emulation(self, shape: Shape | None = None) -> None:
-        """Idle GPUs: no emulated job has published anything."""
-        shutil.rmtree(self.layout.emu, ignore_errors=True)
-        for node in (shape or self.shape).node_names:
-            (self.layout.emu / node).mkdir(parents=True)
-            (self.layout.emu / node).chmod(0o1777)  # jobs of every user publish their load here
+        """Idle GPUs, as new; in place, since a sampler may have a card mapped."""
+        shape = shape or self.shape
+        for node in shape.node_names:
+            create_node(self.layout.emu, node, shape.gpus)
 
     def _write_configuration(self, state: State) -> None:
         layout = self.layout

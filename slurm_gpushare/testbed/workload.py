@@ -69,6 +69,7 @@ def _train(job: Job, card: Card, seat: Seat, rate_of: RateOf, begun_s: float) ->
     epoch_s = job.work_s / job.epochs
     epoch = min(int(begun_s / epoch_s + 1e-9), job.epochs - 1)
     done_s, at_us, epoch_at_us, epoch_done_s = begun_s, seat.joined_us, seat.joined_us, begun_s
+    _say(f"training on GPU {card.info.index} ({card.info.name}): {job.epochs} epochs, {job.work_s:g} s alone")
     if begun_s:
         _say(f"resumed from checkpoint: {begun_s:.3f} of {job.work_s:g} s done, epoch {epoch + 1}/{job.epochs}")
     burnt_s = time.process_time()

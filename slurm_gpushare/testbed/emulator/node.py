@@ -33,7 +33,10 @@ def card_path(emu_dir: Path, node: str, gpu: int) -> Path:
 
 
 def create_node(emu_dir: Path, node: str, gpus: int, *, model: str = MODEL, mem_total_mib: int = MEM_TOTAL_MIB) -> None:
-    """Give `node` its cards, idle; cards that exist are emptied in place, since readers may have them mapped."""
+    """Give `node` its cards, idle, in DEFAULT mode, with neither faults nor checkpoints of earlier jobs.
+
+    Cards that exist are emptied in place, since readers may have them mapped: between two tests it is a reset.
+    """
     if not 1 <= gpus <= MAX_GPUS:
         raise BadInput(f"a node has 1 to {MAX_GPUS} emulated GPUs, not {gpus}")
     try:
@@ -41,6 +44,8 @@ def create_node(emu_dir: Path, node: str, gpus: int, *, model: str = MODEL, mem_
         checkpoints = emu_dir / CHECKPOINTS
         checkpoints.mkdir(exist_ok=True)
         checkpoints.chmod(0o1777)  # jobs of any user keep their progress here
+        for stale in checkpoints.iterdir():
+            stale.unlink(missing_ok=True)
         for gpu in range(gpus):
             _write_card(card_path(emu_dir, node, gpu), _header(node, gpu, model, mem_total_mib))
         for extra in range(gpus, MAX_GPUS):
@@ -48,17 +53,6 @@ def create_node(emu_dir: Path, node: str, gpus: int, *, model: str = MODEL, mem_
         clear_faults(emu_dir, node)
     except OSError as error:
         raise GpushareError(f"cannot make the emulated GPUs of {node}: {error}") from error
-
-
-def reset_node(emu_dir: Path, node: str) -> None:
-    """Take everybody off the cards, back to DEFAULT mode, no faults, no checkpoints of any node."""
-    for card in sorted((emu_dir / node).glob("card*")):
-        with card.open("r+b", buffering=0) as file:
-            os.pwrite(file.fileno(), bytes(layout.SLOTS * layout.SLOT_BYTES), layout.HEADER_BYTES)
-            os.pwrite(file.fileno(), bytes(4), layout.COMPUTE_MODE_AT)
-    clear_faults(emu_dir, node)
-    for checkpoint in (emu_dir / CHECKPOINTS).glob("*"):
-        checkpoint.unlink(missing_ok=True)
 
 
 def set_compute_mode(emu_dir: Path, node: str, gpu: int, mode: ComputeMode) -> None:

@@ -1,0 +1,41 @@
+"""Emulated jobs on a real Slurm: the card that Slurm names, the speed that the pairs table says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.daemons import wait_until
+from slurm_gpushare.testbed.jobs import submit, wait_for
+
+WORKLOAD = f"exec {sys.executable} -m slurm_gpushare.testbed.workload"
+PAIRS = "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b\nsmall,large,V100,1,0.40,0.85\n"
+
+
+def result(log: Path) -> dict[str, float]:
+    """The figures of a job's last line."""
+    word, *fields = log.read_text().splitlines()[-1].split()
+    assert word == "done", log.read_text()
+    return {name: float(value) for name, value in (field.split("=") for field in fields)}
+
+
+def test_two_jobs_on_one_typed_shard_slow_each_other_as_the_pairs_table_says(testbed: Testbed) -> None:
+    work = testbed.layout.home / "slowed"
+    work.mkdir(exist_ok=True)
+    (work / "pairs.csv").write_text(PAIRS)
+    (work / "large").unlink(missing_ok=True)
+
+    def start(profile: str, work_s: float) -> int:
+        command = f"{WORKLOAD} --pairs pairs.csv --profile {profile} --work-s {work_s} --epochs 2"
+        place = ("--gres=shard:v100_1:1", "--nodelist=gpu1")
+        return submit(testbed, command, *place, f"--output={work}/{profile}", cwd=work)
+
+    jobs = [start("large", 8)]
+    assert wait_until(lambda: (work / "large").exists() and "training" in (work / "large").read_text(), 20)
+    jobs.append(start("small", 1.2))
+    wait_for(testbed, jobs, ["COMPLETED"])
+    small, large = result(work / "small"), result(work / "large")
+    assert abs(small["isd_pct"] - 100 * (1 / 0.40 - 1)) < 3
+    lost_s = small["time_s"] * (1 - 0.85)  # `large` was slowed only while `small` was there
+    assert abs(large["time_s"] - (8 + lost_s)) < 0.03 * 8
