@@ -12,7 +12,7 @@ LAYERS = (
     {"errors", "resources"},
     {"config", "tokens"},
     {"telemetry", "store", "knowledge", "slurm"},
-    {"report", "coschedule", "simulate", "testbed"},
+    {"report", "coschedule", "simulate", "site", "testbed"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

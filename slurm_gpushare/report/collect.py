@@ -1,0 +1,56 @@
+"""Ask Slurm and the store for what a report needs: one sacct call, three queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from slurm_gpushare.report.page import ProfilePoint
+from slurm_gpushare.report.summary import Promise, Report, summarise
+from slurm_gpushare.slurm.accounting import AccountingQuery
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """From `start` to `end`, local time."""
+
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """As sacct's -u, -A, -p, -M take them; empty does not limit."""
+
+    users: str = ""
+    accounts: str = ""
+    partitions: str = ""
+    clusters: str = ""
+
+
+def collect(slurm: Slurm, store: Store | None, period: Period, filters: Filters, promise: Promise) -> Report:
+    """The report of `period`. Without a store it knows what accounting and the tags tell, and no more."""
+    start_s, end_s = period.start.timestamp(), period.end.timestamp()
+    query = AccountingQuery(
+        start=period.start.strftime("%Y-%m-%dT%H:%M:%S"),
+        end=period.end.strftime("%Y-%m-%dT%H:%M:%S"),
+        users=filters.users,
+        accounts=filters.accounts,
+        partitions=filters.partitions,
+        clusters=filters.clusters,
+    )
+    jobs = (job for job in slurm.accounting(query) if job.gpus or job.shards or job.tag)
+    spans = store.sharing.between(start_s, end_s) if store else ()
+    decisions = store.decisions.between(start_s, end_s) if store else ()
+    return summarise(jobs, spans, decisions, promise, start_s, end_s)
+
+
+def profile_points(store: Store) -> list[ProfilePoint]:
+    """Every profiled workload, for the picture of the clusters."""
+    return [
+        ProfilePoint(profile.features["mgup"], profile.features["mgmap"], profile.cluster)
+        for profile in store.profiles.all()
+        if {"mgup", "mgmap"} <= profile.features.keys()
+    ]
