@@ -80,8 +80,8 @@ NODE: tuple[Attribute, ...] = (
     Attribute("ctx_switches_s", "1/s", "/proc/stat ctxt", "CS_ctx_switches"),
     Attribute("interrupts_s", "1/s", "/proc/stat intr", "CS_interrupts"),
     Attribute("soft_interrupts_s", "1/s", "/proc/stat softirq", "CS_soft_interrupts"),
-    _share("mem_pct", "/proc/meminfo", "Sys_Mem_Util_%_ran, Max_…, Min_…, SMU_percent"),
-    *(Attribute(f"mem_{kind}_mib", "MiB", "/proc/meminfo", f"SMU_{kind}") for kind in (
+    _share("host_mem_pct", "/proc/meminfo", "Sys_Mem_Util_%_ran, Max_…, Min_…, SMU_percent"),
+    *(Attribute(f"host_mem_{kind}_mib", "MiB", "/proc/meminfo", f"SMU_{kind}") for kind in (
         "total", "available", "used", "free", "active", "inactive", "buffers", "cached", "shared", "slab",
     )),
     Attribute("disk_total_mib", "MiB", "statvfs /", "DU_total"),

@@ -1,0 +1,144 @@
+"""Host counters: the node as a whole, and the job's own processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import psutil
+
+_MIB = 1024 * 1024
+_CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
+_MEMORY_KINDS = (
+    "total", "available", "used", "free", "active", "inactive", "buffers", "cached", "shared", "slab",
+)  # fmt: skip
+
+
+class Rates:
+    """Turns counters that only grow into rates per second. The first reading gives none."""
+
+    def __init__(self) -> None:
+        self._last: Mapping[str, float] = {}
+        self._at = 0.0
+
+    def update(self, counters: Mapping[str, float], now: float) -> dict[str, float]:
+        elapsed = now - self._at
+        rates = {
+            name: max(0.0, value - self._last[name]) / elapsed
+            for name, value in counters.items()
+            if name in self._last and elapsed > 0
+        }
+        self._last, self._at = counters, now
+        return rates
+
+
+class NodeCounters:
+    """What the whole node does; on a node with several jobs this is not the job's alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rates = Rates()
+        self._cores = psutil.cpu_count() or 1
+
+    def read(self) -> dict[str, float]:
+        """Values by attribute name."""
+        now = self._clock()
+        rates = self._rates.update(_node_counters(), now)
+        values = {name: rate for name, rate in rates.items() if not name.startswith("cpu_")}
+        seconds = {state: rates.get(f"cpu_{state}", 0.0) for state in _CPU_STATES}
+        # Guest time is already inside user and nice time.
+        total = sum(seconds.values()) - seconds["guest"] - seconds["guest_nice"]
+        if total > 0:
+            values |= {f"cpu_{state}_pct": 100 * share / total for state, share in seconds.items()}
+            values["cpu_pct"] = 100 * (total - seconds["idle"] - seconds["iowait"]) / total
+        values["cores"] = self._cores
+        memory = psutil.virtual_memory()
+        values["host_mem_pct"] = memory.percent
+        values |= {f"host_mem_{kind}_mib": getattr(memory, kind) / _MIB for kind in _MEMORY_KINDS}
+        disk = psutil.disk_usage("/")
+        values |= {f"disk_{kind}_mib": getattr(disk, kind) / _MIB for kind in ("total", "used", "free")}
+        values["disk_pct"] = disk.percent
+        return values
+
+
+def _node_counters() -> dict[str, float]:
+    cpu = psutil.cpu_times()
+    counters: dict[str, float] = {f"cpu_{state}": getattr(cpu, state, 0.0) for state in _CPU_STATES}
+    stats = psutil.cpu_stats()
+    counters["ctx_switches_s"] = stats.ctx_switches
+    counters["interrupts_s"] = stats.interrupts
+    counters["soft_interrupts_s"] = stats.soft_interrupts
+    disk = psutil.disk_io_counters(nowrap=False)
+    if disk:
+        counters["disk_read_mib_s"] = disk.read_bytes / _MIB
+        counters["disk_write_mib_s"] = disk.write_bytes / _MIB
+    net = psutil.net_io_counters(nowrap=False)
+    if net:
+        counters |= {
+            "net_sent_mib_s": net.bytes_sent / _MIB,
+            "net_received_mib_s": net.bytes_recv / _MIB,
+            "net_packets_sent_s": net.packets_sent,
+            "net_packets_received_s": net.packets_recv,
+            "net_errors_in_s": net.errin,
+            "net_errors_out_s": net.errout,
+            "net_drops_in_s": net.dropin,
+            "net_drops_out_s": net.dropout,
+        }
+    return counters
+
+
+class JobCounters:
+    """What the job's processes do, added up; a process that ended keeps counting with what it had done."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rates = Rates()
+        self._ended: dict[str, float] = {}
+        self._last: dict[int, dict[str, float]] = {}
+        self._mem_total = psutil.virtual_memory().total
+
+    def read(self, processes: Iterable[psutil.Process]) -> dict[str, float]:
+        """Values by attribute name; empty if there is no process."""
+        counters: dict[int, dict[str, float]] = {}
+        threads = resident = 0
+        for process in processes:
+            try:
+                with process.oneshot():
+                    counters[process.pid] = _process_counters(process)
+                    threads += process.num_threads()
+                    resident += process.memory_info().rss
+            except psutil.Error:
+                continue
+        for pid in self._last.keys() - counters.keys():
+            for name, value in self._last[pid].items():
+                self._ended[name] = self._ended.get(name, 0.0) + value
+        self._last = counters
+        if not counters:
+            return {}
+        totals = dict(self._ended)
+        for one in counters.values():
+            for name, value in one.items():
+                totals[name] = totals.get(name, 0.0) + value
+        values = self._rates.update(totals, self._clock())
+        if "job_cpu_user_pct" in values:
+            values["job_cpu_pct"] = values["job_cpu_user_pct"] + values["job_cpu_system_pct"]
+        return values | {
+            "job_processes": len(counters),
+            "job_threads": threads,
+            "job_rss_mib": resident / _MIB,
+            "job_mem_pct": 100 * resident / self._mem_total,
+        }
+
+
+def _process_counters(process: psutil.Process) -> dict[str, float]:
+    cpu, switches = process.cpu_times(), process.num_ctx_switches()
+    counters = {
+        "job_cpu_user_pct": 100 * cpu.user,
+        "job_cpu_system_pct": 100 * cpu.system,
+        "job_ctx_switches_s": float(switches.voluntary + switches.involuntary),
+    }
+    try:
+        io = process.io_counters()
+    except psutil.Error:
+        return counters  # /proc/PID/io of others is for root
+    return counters | {"job_read_mib_s": io.read_bytes / _MIB, "job_write_mib_s": io.write_bytes / _MIB}

@@ -1,0 +1,117 @@
+"""One measurement: the cards of a job, its processes and its host, read step by step into records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from slurm_gpushare.telemetry.bounded import Bounded, Stuck
+from slurm_gpushare.telemetry.host import JobCounters, NodeCounters
+from slurm_gpushare.telemetry.nvml import Card, CardSample, NvmlError, open_cards
+from slurm_gpushare.telemetry.processes import Members
+from slurm_gpushare.telemetry.record import Closed, Kind, Record
+from slurm_gpushare.telemetry.run import Identity, Run
+
+# Host counters, power and clocks change slowly and cost the most to read.
+SLOW_EVERY = 4
+# Once the profile is closed only the activity is of interest, and less of it.
+AFTER_PROFILE = 5
+
+_NVML_LIMIT_S = 5.0
+_NVML_RETRY_S = 30.0
+
+
+class Cards:
+    """The job's cards behind NVML, whatever state NVML is in."""
+
+    def __init__(self, indices: Sequence[int], log: Callable[[str], None]) -> None:
+        self._indices = indices
+        self._log = log
+        self._bounded = Bounded()
+        self._open: dict[int, Card] = {}
+        self._trouble = ""
+        self._retry_at = 0.0
+
+    def read(self, *, everything: bool) -> dict[int, tuple[Card, CardSample]]:
+        """A reading of each card; empty, and said once in the log, while NVML fails or hangs."""
+        if time.monotonic() < self._retry_at:
+            return {}
+        try:
+            samples = self._bounded.call(lambda: self._read(everything), _NVML_LIMIT_S)
+        except Stuck:
+            self._fail(f"NVML has not answered for {_NVML_LIMIT_S:g} s", retry_s=0.0)
+            return {}
+        except NvmlError as error:
+            self._open = {}
+            self._fail(f"NVML: {error}", retry_s=_NVML_RETRY_S)
+            return {}
+        if self._trouble:
+            self._log("NVML answers again")
+            self._trouble = ""
+        return samples
+
+    def _read(self, everything: bool) -> dict[int, tuple[Card, CardSample]]:
+        if not self._open:
+            self._open = open_cards(self._indices)
+        return {index: (card, card.read(everything=everything)) for index, card in self._open.items()}
+
+    def _fail(self, trouble: str, retry_s: float) -> None:
+        if trouble != self._trouble:
+            self._log(f"{trouble}: going on without GPU numbers")
+        self._trouble = trouble
+        self._retry_at = time.monotonic() + retry_s
+
+
+class Measurement:
+    """Samples taken by `step` until the caller has enough; one record for each card."""
+
+    def __init__(
+        self,
+        identities: Sequence[Identity],
+        members: Members,
+        *,
+        limit_s: float,
+        neighbours: Callable[[int], Collection[int]],
+        log: Callable[[str], None],
+    ) -> None:
+        start_s = time.time()
+        self.runs = {identity.gpu_index: Run(identity, start_s) for identity in identities}
+        self.members = members
+        self._limit_s = limit_s
+        self._neighbours = neighbours
+        self._cards = Cards(tuple(self.runs), log)
+        self._node = NodeCounters()
+        self._job = JobCounters()
+        self._steps = 0
+        self._last = time.monotonic()
+
+    @property
+    def profiling(self) -> bool:
+        return any(run.closed is Closed.OPEN for run in self.runs.values())
+
+    def step(self) -> None:
+        """Read everything that is due now."""
+        slow = self._steps % SLOW_EVERY == 0
+        self._steps += 1
+        if slow or not self.profiling:
+            self.members.refresh()
+        samples = self._cards.read(everything=slow and self.profiling)
+        now = time.monotonic()
+        elapsed, self._last = now - self._last, now
+        for index, (card, sample) in samples.items():
+            run = self.runs[index]
+            run.gpu_model = card.model
+            run.add_card(sample, self.members.owns, self._neighbours(index), elapsed)
+            if run.profile_s >= self._limit_s:
+                run.close_profile(Closed.LIMIT)
+        if slow and self.profiling and self.members.processes:
+            values = self._node.read() | self._job.read(self.members.processes)
+            for run in self.runs.values():
+                run.add_host(values)
+
+    def close_profile(self, why: Closed) -> None:
+        for run in self.runs.values():
+            run.close_profile(why)
+
+    def records(self, kind: Kind) -> list[Record]:
+        return [run.record(kind, time.time()) for run in self.runs.values()]

@@ -1,0 +1,189 @@
+"""What is known so far of one job on one card: samples in, a record out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from slurm_gpushare.telemetry.nvml import CardSample, ProcessLoad
+from slurm_gpushare.telemetry.record import (
+    MAX_NEIGHBOURS,
+    Closed,
+    Features,
+    Kind,
+    Neighbour,
+    Period,
+    Record,
+    Scope,
+    Stat,
+    new_id,
+)
+from slurm_gpushare.telemetry.stats import Summaries
+
+# The card's own utilisation is an average over up to a second: so long it still shows a neighbour that has left.
+_SETTLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is measured, where, and by whom."""
+
+    job_id: int
+    node: str
+    gpu_index: int
+    scope: Scope = Scope.JOB
+    token: str | None = None
+
+
+class Share:
+    """How one reading of a card divides: ours, other people's, and what cannot be told."""
+
+    def __init__(self, sample: CardSample, owns: Callable[[int], bool | None], neighbours: Collection[int]) -> None:
+        processes = sample.processes
+        self.undecided = False
+        self.own: list[ProcessLoad] = []
+        if processes is None:  # the card does not say who is on it: go by who was given it
+            self.present, self.shared = True, bool(neighbours)
+            return
+        verdicts = {pid: owns(pid) for pid in processes}
+        self.own = [processes[pid] for pid, ours in verdicts.items() if ours]
+        self.present = bool(self.own)
+        self.shared = any(ours is False for ours in verdicts.values())
+        self.undecided = not self.shared and any(ours is None for ours in verdicts.values())
+
+
+def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, float]:
+    """The activity attributes of one reading; what is not known is left out."""
+    alone = settled and not share.shared
+    total = sample.mem_total_mib
+    own_sm = _total([load.sm_pct for load in share.own])
+    own_access = _total([load.mem_access_pct for load in share.own])
+    own_mem = _total([load.mem_mib for load in share.own])
+    if own_mem is None and alone:
+        own_mem = sample.mem_used_mib  # some drivers do not give memory by process
+    values = {
+        "gpu_util_pct": sample.util_pct if alone else own_sm,
+        "mem_access_pct": sample.mem_access_pct if alone else own_access,
+        "gpu_mem_mib": own_mem,
+        "gpu_mem_pct": 100 * own_mem / total if own_mem is not None and total else None,
+        "proc_sm_pct": own_sm,
+        "proc_mem_access_pct": own_access,
+        "card_util_pct": sample.util_pct,
+        "card_mem_access_pct": sample.mem_access_pct,
+        "card_mem_pct": 100 * sample.mem_used_mib / total if sample.mem_used_mib is not None and total else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _total(parts: list[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if parts and len(known) == len(parts) else None
+
+
+class Run:
+    """One job on one card, from the prolog to the epilog, in fixed memory."""
+
+    def __init__(self, identity: Identity, start_s: float) -> None:
+        self.identity = identity
+        self.closed = Closed.OPEN
+        self.gpu_model: str | None = None
+        self.latest: Mapping[str, float] = {}
+        self._start_s = start_s
+        self._run_id = new_id()
+        self._seq = 0
+        self._profile, self._alone, self._shared = Summaries(), Summaries(), Summaries()
+        self._profile_alone_s = self._profile_shared_s = self._alone_s = self._shared_s = 0.0
+        self._neighbours: dict[int, float] = {}
+        self._mem_total_mib: float | None = None
+        self._since_shared_s = _SETTLE_S
+
+    @property
+    def profile_s(self) -> float:
+        return self._profile_alone_s + self._profile_shared_s
+
+    def add_card(
+        self, sample: CardSample, owns: Callable[[int], bool | None], neighbours: Collection[int], elapsed_s: float
+    ) -> None:
+        """Take one reading that stands for the last `elapsed_s` seconds. It counts while the job is on the card."""
+        share = Share(sample, owns, neighbours)
+        self._since_shared_s = 0.0 if share.shared else self._since_shared_s + elapsed_s
+        self._mem_total_mib = sample.mem_total_mib or self._mem_total_mib
+        if share.undecided or not share.present:
+            return
+        values = activity(sample, share, settled=self._since_shared_s >= _SETTLE_S)
+        self.latest = values
+        if share.shared:
+            self._shared.add(values)
+            self._shared_s += elapsed_s
+            for job_id in neighbours:
+                self._neighbours[job_id] = self._neighbours.get(job_id, 0.0) + elapsed_s
+        else:
+            self._alone.add(values)
+            self._alone_s += elapsed_s
+        if self.closed is Closed.OPEN:
+            self._profile.add(values)
+            self._profile.add(sample.other)
+            if share.shared:
+                self._profile_shared_s += elapsed_s
+            else:
+                self._profile_alone_s += elapsed_s
+
+    def add_host(self, values: Mapping[str, float]) -> None:
+        """Take one reading of the host's counters: part of the profile only."""
+        if self.closed is Closed.OPEN:
+            self._profile.add(values)
+
+    def close_profile(self, why: Closed) -> None:
+        """End the profile; the job's activity alone and shared goes on being counted."""
+        if self.closed is Closed.OPEN:
+            self.closed = why
+
+    def record(self, kind: Kind, now_s: float) -> Record:
+        """All that is known, as a record that replaces the run's earlier ones."""
+        if kind is Kind.FINAL:
+            self.close_profile(Closed.END)
+        self._seq += 1
+        longest = sorted(self._neighbours.items(), key=lambda item: -item[1])[:MAX_NEIGHBOURS]
+        return Record(
+            record_id=new_id(),
+            run_id=self._run_id,
+            seq=self._seq,
+            kind=kind,
+            scope=self.identity.scope,
+            job_id=self.identity.job_id,
+            node=self.identity.node,
+            gpu_index=self.identity.gpu_index,
+            gpu_model=self.gpu_model,
+            start_s=round(self._start_s, 3),
+            end_s=round(max(now_s, self._start_s), 3),
+            closed=self.closed,
+            features=self._features(),
+            profile=Period(round(self._profile_alone_s, 3), round(self._profile_shared_s, 3), self._profile.stats()),
+            alone=Period(alone_s=round(self._alone_s, 3), stats=self._alone.stats()),
+            shared=Period(shared_s=round(self._shared_s, 3), stats=self._shared.stats()),
+            neighbours=tuple(Neighbour(job_id, round(seconds, 3)) for job_id, seconds in longest),
+            token=self.identity.token,
+        )
+
+    def _features(self) -> Features:
+        util, access = self._profile.get("gpu_util_pct"), self._profile.get("mem_access_pct")
+        mem = self._profile.get("gpu_mem_pct")
+        # Memory decides whether two jobs fit at all, so its peak is taken over the whole run, not the profile.
+        peaks = [stat.max for stats in (self._alone, self._shared) if (stat := stats.get("gpu_mem_mib"))]
+        return Features(
+            mgup=_max(util),
+            mgmap=_max(mem),
+            mgtsamp=_max(access),
+            gpu_util_mean_pct=_mean(util),
+            mem_access_mean_pct=_mean(access),
+            mem_used_mib=max(peaks, default=None),
+            mem_total_mib=self._mem_total_mib,
+        )
+
+
+def _max(stat: Stat | None) -> float | None:
+    return stat.max if stat else None
+
+
+def _mean(stat: Stat | None) -> float | None:
+    return stat.mean if stat else None
