@@ -1,0 +1,298 @@
+-- What a job asks for, in any of Slurm's six ways, and how that is written as one request per node.
+-- Pure functions: strings and numbers in, tables out.
+
+local M = {}
+
+-- The four fields a GPU request may be in; --ntasks-per-gpu is the fifth way, --tres-per-task the sixth.
+M.FIELDS = { "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }
+
+-- "gres/gpu:v100:2,nic" -> {{text=..., prefix="gres/", name="gpu", type="v100", count=2}, ...}.
+-- An item that is not understood has no name.
+function M.parse(text)
+  local items = {}
+  for item in (text or ""):gmatch("[^,]+") do
+    local prefix = item:match("^gres[:/]") or ""
+    local words = {}
+    for word in (item:sub(#prefix + 1) .. ":"):gmatch("(.-)[:=]") do
+      words[#words + 1] = word
+    end
+    local parsed = { text = item, prefix = prefix, name = words[1]:lower() }
+    local last = words[#words]
+    if #words == 1 then
+      parsed.count = 1
+    elseif #words == 2 and last:match("^%d+$") then
+      parsed.count = tonumber(last)
+    elseif #words == 2 and last:match("^%a") then
+      parsed.type, parsed.count = last, 1
+    elseif #words == 3 and last:match("^%d+$") and words[2] ~= "" then
+      parsed.type, parsed.count = words[2], tonumber(last)
+    else
+      parsed.odd = true -- a count with a unit, or a form of a later release
+    end
+    items[#items + 1] = parsed
+  end
+  return items
+end
+
+-- Whether a request in `read` names shards, in whatever form.
+function M.asks_for_shards(read)
+  for _, field in ipairs(M.FIELDS) do
+    for _, item in ipairs(M.parse(read(field))) do
+      if item.name == "shard" then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+-- Whether the job asks for a GPU in any way.
+function M.asks_for_gpus(read)
+  for _, field in ipairs(M.FIELDS) do
+    for _, item in ipairs(M.parse(read(field))) do
+      if item.name == "gpu" then
+        return true
+      end
+    end
+  end
+  return read("ntasks_per_tres") ~= nil and read("ntasks_per_tres") > 0
+end
+
+-- `features` and `model`, or nil where the expression cannot be extended without changing what it means.
+-- Slurm reads "&" and "|" from left to right and takes parentheses one deep, so an alternative is put in them.
+function M.with_feature(features, model)
+  if not features or features == "" then
+    return model
+  end
+  if features:find("[", 1, true) or features:find("]", 1, true) then
+    local before, after = features:match("^([^%[%]|*]*)%[[^%[%]*]*%](.*)$")
+    if before and after == "" then
+      return model .. "&" .. features
+    end
+    return nil
+  end
+  if features:find("*", 1, true) then
+    return nil
+  end
+  local top = features:gsub("%b()", "")
+  if top:find("[()]") then
+    return nil
+  end
+  if not top:find("|", 1, true) then
+    for name in (features == top and features or ""):gmatch("[^&,]+") do
+      if name == model then
+        return features
+      end
+    end
+    return features .. "&" .. model
+  end
+  if features ~= top then
+    return nil -- parentheses do not nest
+  end
+  return "(" .. features .. ")&" .. model
+end
+
+-- gpu:MODEL:N -> gpu:N plus the feature, since with one type an index no GPU has the type MODEL.
+-- The changes as {field = value}; nil if there is nothing to do; false if it cannot be done.
+function M.without_model(read, model, features)
+  local wanted, found = {}, false
+  for _, field in ipairs(M.FIELDS) do
+    local texts, changed = {}, false
+    for _, item in ipairs(M.parse(read(field))) do
+      if item.name == "gpu" and item.type == model and not item.odd then
+        texts[#texts + 1] = string.format("%s%s:%d", item.prefix, item.name, item.count)
+        changed = true
+      else
+        texts[#texts + 1] = item.text
+      end
+    end
+    if changed then
+      wanted[field] = table.concat(texts, ",")
+      found = true
+    end
+  end
+  if not found then
+    return nil
+  end
+  local extended = M.with_feature(features, model)
+  if not extended then
+    return false
+  end
+  if extended ~= features then
+    wanted.features = extended
+  end
+  return wanted
+end
+
+-- From 24.05 sbatch repeats -c N as "cpu=N" in tres_per_task: not a resource of its own.
+local function without_cpus(field, items)
+  local others = {}
+  for _, item in ipairs(items) do
+    if not (field == "tres_per_task" and item.name == "cpu") then
+      others[#others + 1] = item
+    end
+  end
+  return others
+end
+
+local function cpus_only(text)
+  local kept = {}
+  for _, item in ipairs(M.parse(text)) do
+    if item.name == "cpu" then
+      kept[#kept + 1] = item.text
+    end
+  end
+  return table.concat(kept, ",")
+end
+
+-- The job's request if it is for exactly one GPU on one node: {type, prefix, tasks, pin_node, per_task}.
+-- Else nil and the reason, as a user would say it.
+function M.single_gpu(read)
+  local items, per = {}, {}
+  for _, field in ipairs(M.FIELDS) do
+    local parsed = without_cpus(field, M.parse(read(field)))
+    if #parsed > 1 then
+      return nil, "it asks for several kinds of resources"
+    elseif parsed[1] then
+      items[#items + 1] = parsed[1]
+      per[field] = parsed[1]
+    end
+  end
+  local prefix, gpu_type
+  for _, item in ipairs(items) do
+    if item.name ~= "gpu" or item.odd then
+      return nil, "it asks for more than a GPU (" .. item.text:sub(1, 40) .. ")"
+    elseif item.count ~= 1 then
+      return nil, "it asks for more than one GPU"
+    elseif gpu_type and item.type and item.type ~= gpu_type then
+      return nil, "it asks for two types of GPU"
+    end
+    gpu_type = gpu_type or item.type
+    prefix = item.prefix ~= "" and item.prefix or prefix
+  end
+
+  local nodes = read("req_nodes")
+  if nodes and not nodes:match("^[%w._-]+$") then
+    return nil, "its node list (-w) names more than one node"
+  end
+  local min_nodes, max_nodes = read("min_nodes"), read("max_nodes")
+  if max_nodes == 0 then
+    max_nodes = nil
+  end
+  local tasks = read("num_tasks")
+  local per_gpu = read("ntasks_per_tres")
+  if per_gpu and per_gpu > 0 then
+    if #items == 0 and tasks ~= per_gpu then
+      return nil, "--ntasks-per-gpu and the number of tasks do not make one GPU"
+    end
+    tasks = per_gpu
+  elseif #items == 0 then
+    return nil, "it asks for no GPU"
+  end
+  local one_in_all = per.tres_per_job ~= nil or #items == 0
+  local per_node = read("ntasks_per_node")
+  if not tasks or tasks == 0 then
+    tasks = (per_node and per_node > 0) and per_node or 1
+  end
+  if min_nodes and min_nodes > 1 then
+    return nil, "it asks for more than one node"
+  elseif max_nodes and max_nodes > 1 and not one_in_all then
+    return nil, "it may run on more than one node (add -N 1)"
+  elseif not max_nodes and not one_in_all and tasks ~= 1 then
+    return nil, "its tasks may be spread over nodes (add -N 1)"
+  elseif per.tres_per_task and tasks ~= 1 then
+    return nil, "it asks for a GPU for each of several tasks"
+  elseif per.tres_per_socket and read("sockets_per_node") ~= 1 then
+    return nil, "it asks for a GPU for each socket"
+  end
+  return {
+    type = gpu_type,
+    prefix = prefix,
+    tasks = tasks,
+    pin_node = max_nodes ~= 1 and (max_nodes ~= nil or tasks > 1),
+    per_gpu = per_gpu ~= nil and per_gpu > 0,
+    per_task = per.tres_per_task ~= nil,
+  }
+end
+
+-- The number in "gres/gpu:8" (--cpus-per-gpu, --mem-per-gpu); false if it is something else.
+local function per_gpu_number(text)
+  local items = M.parse(text)
+  if #items ~= 1 or items[1].name ~= "gpu" or items[1].type or items[1].odd or items[1].count < 1 then
+    return false
+  end
+  return items[1].count
+end
+
+-- What belongs to the GPU, as plain CPU and memory requests: shards know no --mem-per-gpu and the like, and Slurm
+-- refuses them together. `default_cpus` and `default_mem_mib` are the partition's DefCpuPerGPU and DefMemPerGPU.
+-- The changes as {field = value}, or nil and the reason.
+function M.carry_along(read, single, default_cpus, default_mem_mib)
+  local wanted = {}
+  if read("tres_freq") then
+    return nil, "--gpu-freq works on whole GPUs only"
+  end
+  local bind = read("tres_bind")
+  if bind then
+    -- --gpus-per-task=1 implies this binding; with one task on one GPU it says nothing.
+    if not (single.per_task and bind:match("^gres[:/]gpu:per_task:1$")) then
+      return nil, "--gpu-bind works on whole GPUs only"
+    end
+    wanted.tres_bind = ""
+  end
+
+  local cpus = default_cpus
+  if read("cpus_per_task") then
+    cpus = nil
+  end
+  if read("cpus_per_tres") then
+    cpus = per_gpu_number(read("cpus_per_tres"))
+    if not cpus then
+      return nil, "its --cpus-per-gpu is not understood"
+    end
+    wanted.cpus_per_tres = ""
+  end
+  if cpus then
+    local per_task = math.max(1, cpus / single.tasks)
+    if per_task % 1 ~= 0 then
+      return nil, string.format("%d CPUs a GPU cannot be split evenly over %d tasks", cpus, single.tasks)
+    end
+    wanted.cpus_per_task = per_task
+    wanted.min_cpus = math.max(read("min_cpus") or 1, per_task * single.tasks)
+  end
+
+  if read("mem_per_tres") then
+    local mem_mib = per_gpu_number(read("mem_per_tres"))
+    if not mem_mib then
+      return nil, "its --mem-per-gpu is not understood"
+    end
+    wanted.mem_per_tres = ""
+    wanted.min_mem_per_node = mem_mib
+  elseif default_mem_mib and not read("min_mem_per_node") and not read("min_mem_per_cpu") then
+    wanted.min_mem_per_node = default_mem_mib
+  end
+
+  if single.per_gpu then
+    wanted.ntasks_per_tres = slurm.NO_VAL16
+    wanted.num_tasks = single.tasks
+  end
+  return wanted
+end
+
+-- `request` ("gpu:1", "shard:v100_0:2") as the job's only one, per node, added to `wanted`.
+function M.per_node(read, single, wanted, prefix, request)
+  for _, field in ipairs(M.FIELDS) do
+    if field == "tres_per_task" and read(field) then
+      wanted[field] = cpus_only(read(field))
+    elseif field ~= "tres_per_node" and read(field) then
+      wanted[field] = ""
+    end
+  end
+  wanted.tres_per_node = prefix .. request
+  if single.pin_node then
+    wanted.min_nodes, wanted.max_nodes = 1, 1
+  end
+  return wanted
+end
+
+return M
