@@ -1,0 +1,97 @@
+"""What we write into pending jobs, and that it can always be undone."""
+
+from __future__ import annotations
+
+from slurm_things import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job
+
+from slurm_gpushare.coschedule.changes import place, restore
+from slurm_gpushare.coschedule.occupancy import Card
+from slurm_gpushare.slurm.tag import parse_tag
+
+TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1;l=1"
+TAG_OLD = f"GS1:c=1;t={TOKEN_A};o=shard:v100_0:2;l=1"
+
+
+def test_a_placement_is_one_update_that_ends_the_lease() -> None:
+    waiting = job("14", tag=TAG, eligible_s=NOW + 20, admin_comment="")
+    change = place(waiting, Card("n1", 1), "v100_1", 1, NEW, NOW)
+    assert change is not None
+    assert change.key == "14"
+    assert change.fields == {
+        "Gres": "shard:v100_1:1",
+        "ReqNodeList": "n1",
+        "AdminComment": f"GS1:c=1;t={TOKEN_A};o=gpu:1;g=n1:1",
+        "StartTime": "now",
+    }
+
+
+def test_on_22_05_the_old_type_is_zeroed_beside_the_new_one() -> None:
+    waiting = job("14", tag=TAG_OLD, per_node="gres:shard:v100_0:2", eligible_s=NOW + 20)
+    change = place(waiting, Card("n1", 1), "v100_1", 1, OLD, NOW)
+    assert change is not None
+    assert change.fields["Gres"] == "shard:v100_0:0,shard:v100_1:1"
+
+
+def test_start_time_is_never_written_once_the_lease_is_over() -> None:
+    late = job("14", tag=TAG, eligible_s=NOW - 1)
+    assert "StartTime" not in place(late, Card("n1", 1), "v100_1", 1, NEW, NOW).fields  # type: ignore[union-attr]
+    users_own_begin = job("15", tag=f"GS1:c=1;t={TOKEN_A};o=gpu:1", eligible_s=NOW + 900)
+    assert "StartTime" not in place(users_own_begin, Card("n1", 1), "v100_1", 1, NEW, NOW).fields  # type: ignore[union-attr]
+
+
+def test_other_words_in_the_admin_comment_stay() -> None:
+    waiting = job("14", tag=f"billing=7 {TAG} checked")
+    change = place(waiting, Card("n1", 1), "v100_1", 1, NEW, NOW)
+    assert change is not None
+    assert change.fields["AdminComment"].startswith("billing=7 GS1:")
+    assert change.fields["AdminComment"].endswith(" checked")
+
+
+def test_an_untagged_job_is_never_placed_or_restored() -> None:
+    assert place(job("14"), Card("n1", 1), "v100_1", 1, NEW, NOW) is None
+    assert restore(job("14"), NEW, NOW) is None
+    assert restore(job("14", tag=f"GS1:probe;t={TOKEN_B}"), NEW, NOW) is None
+
+
+def test_restoring_gives_back_the_request_and_the_users_own_node_list() -> None:
+    waiting = job("14", tag=TAG, wanted_nodes="n[0-1]", eligible_s=NOW + 20)
+    change = place(waiting, Card("n1", 1), "v100_1", 1, NEW, NOW)
+    assert change is not None
+    placed = job(
+        "14", tag=change.fields["AdminComment"], per_node="gres/shard:v100_1:1", wanted_nodes="n1", eligible_s=NOW
+    )
+    back = restore(placed, NEW, NOW)
+    assert back is not None
+    assert back.fields["Gres"] == "gpu:1"
+    assert back.fields["ReqNodeList"] == "n[0-1]"
+    tag = parse_tag(back.fields["AdminComment"])
+    assert tag is not None
+    assert (tag.placed, tag.nodes, tag.lease, tag.original) == (None, None, False, "gpu:1")
+    assert "StartTime" not in back.fields
+
+
+def test_restoring_a_job_without_a_node_list_clears_ours() -> None:
+    placed = job("14", tag=f"{TAG_OLD[:-4]};g=n1:1", per_node="gres:shard:v100_1:1", wanted_nodes="n1")
+    back = restore(placed, OLD, NOW)
+    assert back is not None
+    assert back.fields["Gres"] == "shard:v100_1:0,shard:v100_0:2"
+    assert back.fields["ReqNodeList"] == ""
+
+
+def test_a_lease_alone_is_ended_without_touching_the_request() -> None:
+    back = restore(job("14", tag=TAG, eligible_s=NOW + 10), NEW, NOW)
+    assert back is not None
+    assert set(back.fields) == {"AdminComment", "StartTime"}
+
+
+def test_what_somebody_else_changed_since_is_theirs() -> None:
+    changed = job("14", tag=f"{TAG[:-4]};g=n1:1", per_node="gres/gpu:2", wanted_nodes="n7")
+    back = restore(changed, NEW, NOW)
+    assert back is not None
+    assert set(back.fields) == {"AdminComment"}
+
+
+def test_an_array_task_is_named_with_its_task() -> None:
+    back = restore(job("6_2", tag=TAG, eligible_s=NOW + 10), NEW, NOW)
+    assert back is not None
+    assert back.key == "6_2"
