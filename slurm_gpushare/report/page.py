@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
+from itertools import accumulate
 
 from slurm_gpushare.report import charts
 from slurm_gpushare.report.summary import GUEST, OTHER, RESIDENT, UNSHARED, JobLine, Report, span_s
@@ -147,17 +148,18 @@ def _timeline(report: Report) -> str:
 
 
 def _savings(report: Report) -> str:
-    points, total = [], 0.0
-    for span in sorted(report.spans, key=lambda span: span.start_s):
+    gains = []
+    for span in report.spans:
         resident = span.resident_rate_seen if span.resident_rate_seen is not None else span.resident_rate
         guest = span.guest_rate_seen if span.guest_rate_seen is not None else span.guest_rate
         if resident is not None and guest is not None:
             seconds = span_s(span, report.end_s)
-            total += seconds * (resident + guest - 1) / 3600
-            points.append((span.start_s + seconds, total))
-    if len(points) < 2:
+            gains.append((span.start_s + seconds, seconds * (resident + guest - 1) / 3600))
+    if len(gains) < 2:
         return ""
-    points.sort()
+    gains.sort()
+    totals = accumulate(gain for _, gain in gains)
+    points = [(when, total) for (when, _), total in zip(gains, totals, strict=True)]
     measured = f"{report.measured_spans} of {len(report.spans)}"
     note = f"{measured} spans of sharing were measured; for the others the prediction counts."
     return _section("GPU time saved", note, charts.area(_thinned(points), "GPU hours saved so far"))
