@@ -21,6 +21,9 @@ check: lint ## lint, types and unit tests: for daily work, under a minute
 test: lint ## all tests, on a real Slurm
 	$(PY) -m pytest -q tests
 
+test-versions: setup ## the real-Slurm tests on Slurm 22.05, 24.11 and 26.05
+	for suite in bookworm trixie forky; do $(PY) -m pytest -q tests/real --slurm $$suite || exit 1; done
+
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench
 

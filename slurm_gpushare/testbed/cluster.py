@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.testbed import confs, database, rootfs
+from slurm_gpushare.testbed import confs, database, namespace, rootfs
 from slurm_gpushare.testbed.daemons import Daemon, marked_pids, recorded_pid, stop_pids
 from slurm_gpushare.testbed.emulator import build_library, create_node
 from slurm_gpushare.testbed.environment import command_env, daemon_env, user_command
@@ -107,12 +107,16 @@ class Testbed:
                 self._remove_directory()
 
     def _start(self, shape: Shape, accounting: bool, suite: str) -> None:
+        root = None if suite == rootfs.host_suite() else rootfs.root_of(suite, self._progress)
         self._progress(f"files in {self.dir}")
         self._make_directories(shape)
-        ports = pick_ports(shape.nodes)
-        state = State(suite, _slurm_release(), shape, accounting, ports)
+        if root:
+            namespace.prepare(self.layout, root)
+        state = State(suite, _slurm_release(root), shape, accounting, pick_ports(shape.nodes))
         self.layout.write_state(state)
         self._write_configuration(state)
+        self._progress("emulated GPUs")
+        build_library(self.layout.lib)
         if accounting:
             self._progress("mariadb: data directory")
             database.prepare(self.layout)
@@ -145,7 +149,6 @@ class Testbed:
                 for index in range(shape.gpus):
                     os.mknod(layout.dev / node / f"nvidia{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
             self.clean_emulation(shape)
-            build_library(layout.lib)
             key = layout.etc / "munge.key"
             key.touch(mode=0o600)
             key.write_bytes(secrets.token_bytes(128))
@@ -182,6 +185,8 @@ class Testbed:
         layout = self.layout
         env = {**os.environ, **daemon_env(layout)}
 
+        enter = self._enter(state)
+
         def daemon(name: str, argv: Sequence[str], ready: Callable[[], bool]) -> Daemon:
             # What Slurm's daemons log before they have read their LogFile's name is only on stderr.
             return Daemon(name, argv, env, layout.run, layout.log / f"{name}.err", ready)
@@ -196,13 +201,15 @@ class Testbed:
             f"--seed-file={layout.run}/munged.seed",
             "--num-threads=2",
         ]
+        if enter:
+            yield daemon(namespace.HOLDER, namespace.holder_argv(layout), namespace.ready_file(layout).exists)
         yield daemon("munged", munge, lambda: _unix_answers(layout.munge_socket))
         if state.accounting:
             yield daemon("mariadbd", database.server_argv(layout), lambda: database.answers(layout))
-            yield daemon("slurmdbd", ["slurmdbd", "-D"], lambda: _tcp_answers(state.ports.slurmdbd))
-        yield daemon("slurmctld", ["slurmctld", "-D", "-i"], self._controller_answers)
+            yield daemon("slurmdbd", [*enter, "slurmdbd", "-D"], lambda: _tcp_answers(state.ports.slurmdbd))
+        yield daemon("slurmctld", [*enter, "slurmctld", "-D", "-i"], self._controller_answers)
         for node in state.shape.node_names:
-            yield daemon(f"slurmd-{node}", ["slurmd", "-D", "-N", node], partial(self._node_is_up, node))
+            yield daemon(f"slurmd-{node}", [*enter, "slurmd", "-D", "-N", node], partial(self._node_is_up, node))
 
     def _stop_everything(self) -> None:
         pid_files = sorted(self.layout.run.glob("*.pid")) if self.layout.run.exists() else []
@@ -253,7 +260,10 @@ class Testbed:
 
     def command(self, command: Sequence[str], *, user: str | None = None) -> tuple[list[str], dict[str, str]]:
         """The argv and whole environment that run `command` inside the testbed."""
-        return user_command(self.layout, command, user)
+        return user_command(self.layout, command, user, self._enter(self.state))
+
+    def _enter(self, state: State) -> list[str]:
+        return [] if state.suite == rootfs.host_suite() else namespace.enter_argv(self.layout)
 
     # -- change it, for tests -------------------------------------------------------------------
 
@@ -339,8 +349,12 @@ class Testbed:
 TEST_USERS = {"root": "lab_a", "games": "lab_a", "nobody": "lab_b"}
 
 
-def _slurm_release() -> str:
-    return subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
+def _slurm_release(root: Path | None) -> str:
+    argv = ["slurmctld", "-V"] if root is None else ["chroot", str(root), "slurmctld", "-V"]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
+    except (OSError, subprocess.CalledProcessError) as why:
+        raise GpushareError(f"testbed: no slurmctld: {why}", "Run scripts/setup.sh.") from why
 
 
 def _hostname() -> str:

@@ -33,11 +33,16 @@ def command_env(layout: Layout) -> dict[str, str]:
     return {**outer, **daemon_env(layout)}
 
 
-def user_command(layout: Layout, command: Sequence[str], user: str | None) -> tuple[list[str], dict[str, str]]:
-    """argv and environment that run `command` as `user`, with a home of their own inside the testbed."""
+def user_command(
+    layout: Layout, command: Sequence[str], user: str | None, enter: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """argv and environment that run `command` as `user`, with a home of their own inside the testbed.
+
+    `enter` is what leads into the testbed's root file system, if it has one.
+    """
     env = command_env(layout)
     if user is None:
-        return list(command), env
+        return [*enter, *command], env
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
@@ -49,5 +54,5 @@ def user_command(layout: Layout, command: Sequence[str], user: str | None) -> tu
     env |= {"HOME": str(home), "USER": user, "LOGNAME": user}
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
         env.pop(name, None)
-    argv = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups", "--", *command]
+    argv = [*enter, "setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups", "--", *command]
     return argv, env
