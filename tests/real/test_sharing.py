@@ -23,9 +23,7 @@ def test_two_jobs_on_one_typed_shard_see_the_same_gpu(testbed: Testbed) -> None:
 
 
 def test_jobs_of_an_ordinary_user_run(testbed: Testbed) -> None:
-    job = submit(
-        testbed, "id -un", "--gres=gpu:1", "--output=out", user="games", cwd=testbed.layout.home / "games"
-    )
+    job = submit(testbed, "id -un", "--gres=gpu:1", "--output=out", user="games", cwd=testbed.layout.home / "games")
     wait_for(testbed, job, ["COMPLETED"])
     assert (testbed.layout.home / "games" / "out").read_text() == "games\n"
     assert show(testbed, job)["UserId"].startswith("games(")
