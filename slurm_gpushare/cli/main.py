@@ -22,6 +22,7 @@ class LazyCommand:
 
 
 COMMANDS: dict[str, LazyCommand] = {
+    "profile": LazyCommand("slurm_gpushare.cli.profile:profile", "Run a command in a job and profile its first epoch."),
     "report": LazyCommand("slurm_gpushare.cli.report:report", "Show what was shared, what it cost and what it saved."),
     "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),
     "token": LazyCommand("slurm_gpushare.cli.token:token", "Make or show your token for a workload."),

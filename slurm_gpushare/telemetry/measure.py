@@ -17,7 +17,7 @@ SLOW_EVERY = 4
 # Once the profile is closed only the activity is of interest, and less of it.
 AFTER_PROFILE = 5
 
-_NVML_LIMIT_S = 5.0
+_NVML_LIMIT_S = 2.0  # a driver that is only slow (no persistence mode) answers later, and is then used
 _NVML_RETRY_S = 30.0
 
 

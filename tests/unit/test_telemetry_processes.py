@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_gpushare.telemetry.bounded import Bounded, Stuck
+from slurm_gpushare.telemetry.host import JobCounters, NodeCounters
+from slurm_gpushare.telemetry.node_state import NodeState
+from slurm_gpushare.telemetry.processes import Members, cgroup_lister, parse_listpids
+from slurm_gpushare.telemetry.profile import gpu_indices
+
+LISTPIDS = """\
+PID      JOBID    STEPID   LOCALID GLOBALID
+3795     12       batch    0       0
+3799     12       batch    -       -
+-1       12       extern   0       0
+4001     13       0        0       0
+"""
+
+
+def test_only_the_job_s_own_processes_are_listed() -> None:
+    assert parse_listpids(LISTPIDS, 12) == {3795, 3799}
+    assert parse_listpids("JobId=12 does not exist on node gpu0.\n", 12) == set()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "system.slice/slurmstepd.scope/job_12/step_batch/user/task_0",
+        "system.slice/n7_slurmstepd.scope/job_12/step_0/user",
+        "freezer/slurm/uid_1000/job_12/step_batch",
+    ],
+)
+def test_a_job_s_cgroup_is_found_in_each_of_slurm_s_layouts(tmp_path: Path, place: str) -> None:
+    leaf = tmp_path / place
+    leaf.mkdir(parents=True)
+    (leaf / "cgroup.procs").write_text("17\n18\n")
+    lister = cgroup_lister(12, tmp_path)
+    assert lister is not None
+    assert lister() == {17, 18}
+    assert cgroup_lister(1, tmp_path) is None
+
+
+def test_children_belong_and_strangers_do_not() -> None:
+    script = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        members = Members(lambda: {parent.pid})
+        members.refresh()
+        assert {process.pid for process in members.processes} == {parent.pid, child}
+        assert members.owns(child)
+        assert not members.owns(os.getpid())
+        os.kill(child, 9)
+        parent.wait()
+        members.refresh()
+        assert members.processes == ()
+
+
+def test_a_lister_that_fails_forgets_nobody() -> None:
+    answers = [{os.getpid()}]
+
+    def lister() -> set[int]:
+        if answers:
+            return answers.pop()
+        raise OSError("slurmd is restarting")
+
+    clock = iter(range(0, 1000, 20))
+    members = Members(lister, clock=lambda: float(next(clock)))
+    members.refresh()
+    members.refresh()
+    assert os.getpid() in {process.pid for process in members.processes}
+
+
+def test_host_counters_measure_this_very_process() -> None:
+    import psutil
+
+    job, node = JobCounters(), NodeCounters()
+    processes = [psutil.Process()]
+    job.read(processes), node.read()
+    sum(range(3_000_000))
+    values = job.read(processes) | node.read()
+    assert values["job_cpu_pct"] > 10
+    assert values["job_rss_mib"] > 5
+    assert 0 <= values["cpu_pct"] <= 100
+    assert values["cores"] == psutil.cpu_count()
+
+
+def test_a_call_that_hangs_is_given_up_and_taken_up_again() -> None:
+    hang, bounded = threading.Event(), Bounded()
+    with pytest.raises(Stuck):
+        bounded.call(hang.wait, 0.01)
+    with pytest.raises(Stuck):
+        bounded.call(lambda: 1, 0.01)  # at once: the first call still has the thread
+    hang.set()
+    for _ in range(1000):
+        try:
+            assert bounded.call(lambda: 2, 1.0) == 2
+            break
+        except Stuck:
+            time.sleep(0.001)
+    else:
+        pytest.fail("never recovered")
+
+
+def test_an_error_inside_a_bounded_call_comes_out() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Bounded().call(lambda: 1 / 0, 1.0)
+
+
+def test_neighbours_are_the_other_jobs_that_were_given_the_card(tmp_path: Path) -> None:
+    state = NodeState.of(tmp_path, "gpu0")
+    gpu = state.root / "gpus" / "1"
+    gpu.mkdir(parents=True)
+    for name in ("12", "13", "junk"):
+        (gpu / name).touch()
+    assert state.neighbours(12, 1) == (13,)
+    assert state.neighbours(12, 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"), [("0", [0]), ("0,2", [0, 2]), ("1-3", [1, 2, 3]), ("", []), ("GPU-abc", []), ("0,x", [])]
+)
+def test_slurm_s_gpu_lists_are_read(text: str, indices: list[int]) -> None:
+    assert gpu_indices(text) == indices
