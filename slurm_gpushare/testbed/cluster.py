@@ -126,12 +126,12 @@ class Testbed:
             daemon.start()
             if not daemon.name.startswith("slurmd-"):
                 daemon.wait_ready()
+            if daemon.name == "slurmdbd":
+                self._progress("accounts")
+                self._make_accounts()
         self._progress("nodes")
         for name in shape.node_names:
             self.daemons()[f"slurmd-{name}"].wait_ready()
-        if accounting:
-            self._progress("accounts")
-            self._make_accounts()
         self.layout.mark_ready(state)
         self._progress(f"ready: Slurm {state.release}, {shape.nodes} nodes x {shape.gpus} GPUs x {shape.shards} shards")
 
@@ -303,10 +303,9 @@ class Testbed:
     # -- details --------------------------------------------------------------------------------
 
     def _make_accounts(self) -> None:
-        commands = ["add account lab_a", "add account lab_b"]
-        commands += [f"add user {user} account={account}" for user, account in TEST_USERS.items()]
-        for command in commands:
-            self.run(["sacctmgr", "-i", *command.split()])
+        accounts = self.layout.run / "accounts.cfg"
+        accounts.write_text(confs.accounts())
+        self.run(["sacctmgr", "-i", "load", f"file={accounts}"])
 
     def _controller_answers(self) -> bool:
         return _tcp_answers(self.state.ports.slurmctld) and self.run(["scontrol", "ping"], check=False).returncode == 0
@@ -343,10 +342,6 @@ class Testbed:
             except BlockingIOError:
                 raise GpushareError(f"{self.dir}: another 'up' or 'down' is at work here") from None
             yield
-
-
-# Users that every Debian has, so that none must be made; an account each.
-TEST_USERS = {"root": "lab_a", "games": "lab_a", "nobody": "lab_b"}
 
 
 def _slurm_release(root: Path | None) -> str:

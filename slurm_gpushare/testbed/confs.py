@@ -5,8 +5,11 @@ from __future__ import annotations
 from slurm_gpushare.config import KEYS
 from slurm_gpushare.testbed.layout import GPU_MODEL, Layout, State
 
+CLUSTER = "testbed"
 PARTITION = "gpu"
 UNMANAGED_PARTITION = "other"  # same nodes, not listed in gpushare.conf
+# Users that every Debian has, so that none must be made, and their accounts.
+TEST_USERS = {"games": "lab_a", "man": "lab_a", "nobody": "lab_b"}
 CPUS_PER_NODE = 64
 MEMORY_PER_NODE_MIB = 256_000
 
@@ -16,7 +19,7 @@ def slurm_conf(layout: Layout, state: State, hostname: str, has_cli_filter: bool
     types = ",".join(f"gpu:{gpu_type}:1" for gpu_type in state.shape.gpu_types)
     gres = f"{types},shard:{state.shape.gpus * state.shape.shards}"
     lines = [
-        "ClusterName=testbed",
+        f"ClusterName={CLUSTER}",
         f"SlurmctldHost={hostname}(127.0.0.1)",
         "SlurmUser=root",
         "SlurmdUser=root",
@@ -119,6 +122,17 @@ def slurmdbd_conf(layout: Layout, state: State) -> str:
             "DebugLevel=info",
         ]
     )
+
+
+def accounts() -> str:
+    """What ``sacctmgr load`` reads: one file, since each sacctmgr command takes half a second."""
+    names = sorted(set(TEST_USERS.values()))
+    lines = [f"Cluster - '{CLUSTER}'", "Parent - 'root'"]
+    lines += [f"Account - '{name}':Description='{name}':Organization='{name}'" for name in names]
+    for name in names:
+        lines.append(f"Parent - '{name}'")
+        lines += [f"User - '{user}':DefaultAccount='{name}'" for user, of in TEST_USERS.items() if of == name]
+    return _text(lines)
 
 
 def gpushare_conf(layout: Layout, state: State) -> str:
