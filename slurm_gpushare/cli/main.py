@@ -23,6 +23,9 @@ class LazyCommand:
 
 COMMANDS: dict[str, LazyCommand] = {
     "profile": LazyCommand("slurm_gpushare.cli.profile:profile", "Run a command in a job and profile its first epoch."),
+    "configure": LazyCommand(
+        "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."
+    ),
     "report": LazyCommand("slurm_gpushare.cli.report:report", "Show what was shared, what it cost and what it saved."),
     "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),
     "token": LazyCommand("slurm_gpushare.cli.token:token", "Make or show your token for a workload."),

@@ -8,6 +8,7 @@ from functools import cached_property
 from slurm_gpushare.slurm import runner
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery, parse_accounting, sacct_arguments
 from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError
+from slurm_gpushare.slurm.limits import Limit, parse_limits, sacctmgr_arguments
 from slurm_gpushare.slurm.nodes import Node, parse_nodes, sinfo_arguments
 from slurm_gpushare.slurm.queue import Job, parse_queue, squeue_arguments
 from slurm_gpushare.slurm.release import Release, parse_release
@@ -71,6 +72,9 @@ class CommandSlurm:
 
     def reservations(self) -> list[Reservation]:
         return parse_reservations(self._ask(["scontrol", "--all", "--oneliner", "show", "reservation"]))
+
+    def limits(self) -> list[Limit]:
+        return [limit for kind in ("qos", "assoc") for limit in parse_limits(kind, self._ask(sacctmgr_arguments(kind)))]
 
     def update_job(self, key: str, changes: Mapping[str, str]) -> None:
         # One argument a change: scontrol takes a value's spaces as they are.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.errors import SlurmError
+from slurm_gpushare.slurm.limits import Limit
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.release import Release
@@ -43,6 +44,9 @@ class Slurm(Protocol):
     def partitions(self) -> list[Partition]: ...
 
     def reservations(self) -> list[Reservation]: ...
+
+    def limits(self) -> list[Limit]:
+        """Limits of QOS and associations. Two sacctmgr calls."""
 
     def update_job(self, key: str, changes: Mapping[str, str]) -> None:
         """Change a job in one call. `JobMovedOn` if it started or ended meanwhile, `UpdateRefused` otherwise."""

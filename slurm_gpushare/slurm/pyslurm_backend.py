@@ -15,6 +15,7 @@ from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.errors import ControllerDown, SlurmError
 from slurm_gpushare.slurm.hostlist import expand
+from slurm_gpushare.slurm.limits import Limit
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.release import Release, parse_release
@@ -142,6 +143,9 @@ class PyslurmSlurm:
 
     def reservations(self) -> list[Reservation]:
         return self._commands.reservations()
+
+    def limits(self) -> list[Limit]:
+        return self._commands.limits()
 
     def update_job(self, key: str, changes: Mapping[str, str]) -> None:
         self._commands.update_job(key, changes)

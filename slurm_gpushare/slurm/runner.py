@@ -63,7 +63,7 @@ def failure(command: str, stderr: str) -> SlurmError:
     what = f"{command}: {lines[-1] if lines else 'failed without a word'}"
     if any(sign in text for sign in _NO_CONFIGURATION):
         return SlurmMissing(f"{command}: no Slurm configuration found", "Set SLURM_CONF, or run this on a Slurm host.")
-    if command == "sacct" and any(sign in text for sign in _NO_ACCOUNTING + _NO_CONTROLLER):
+    if command in {"sacct", "sacctmgr"} and any(sign in text for sign in _NO_ACCOUNTING + _NO_CONTROLLER):
         return AccountingDown(what, "Check AccountingStorageType in slurm.conf and that slurmdbd runs.")
     if any(sign in text for sign in _NO_CONTROLLER):
         return ControllerDown(what, "Check that slurmctld runs: scontrol ping.")
