@@ -27,10 +27,9 @@ COMMANDS: dict[str, LazyCommand] = {
         "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."
     ),
     "report": LazyCommand("slurm_gpushare.cli.report:report", "Show what was shared, what it cost and what it saved."),
+    "simulate": LazyCommand("slurm_gpushare.cli.simulate:simulate", "Run our policy and its peers on the same jobs."),
     "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),
     "token": LazyCommand("slurm_gpushare.cli.token:token", "Make or show your token for a workload."),
-    "db": LazyCommand("slurm_gpushare.cli.db:db", "Look after the store: check, migrate, backup, prune."),
-    "ingest": LazyCommand("slurm_gpushare.cli.ingest:ingest", "Take waiting telemetry records into the store."),
 }  # fmt: skip
 
 

@@ -22,6 +22,8 @@ class PolicySettings:
     limit_margin_pct: float = 5.0  # shared ends stay this far inside the time limits
     extend_time_limit: bool = False
     aged_s: float = 86_400.0  # a job that has waited this long goes first
+    express_factor: float = 3.0  # guests are at most this many mean durations long
+    limit_use: float = 0.5  # the part of a time limit that a job is expected to use, where only the limit is known
     explore_rate: float = 0.2  # the rate that an uncertain guest is assumed to leave and get at worst
     seed: int = 0  # of the policy "random"
 

@@ -146,7 +146,6 @@ def gpushare_conf(layout: Layout, state: State) -> str:
         "StoreUrl": f"sqlite:///{layout.gpushare}/store.sqlite",
         "HookFile": f"{layout.gpushare}/hook.sqlite",
         "SpoolDir": f"{layout.gpushare}/spool",
-        "MungeSocket": str(layout.munge_socket),
         "StateDir": f"{layout.gpushare}/state",
         "SampleSeconds": "0.2",
         "InterimSeconds": "2",

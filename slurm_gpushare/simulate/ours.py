@@ -1,0 +1,181 @@
+"""Our own policy in the simulator: the helper's plan, fed from the simulated cluster's arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from slurm_gpushare.coschedule.expect import budget_s, left_s
+from slurm_gpushare.coschedule.lanes import Lanes, Rates, Waiting, fill_lanes
+from slurm_gpushare.coschedule.settings import PolicySettings
+from slurm_gpushare.coschedule.waits import expected_waits_s
+from slurm_gpushare.knowledge.learning import LearnedKnowledge
+from slurm_gpushare.simulate.durations import Durations
+from slurm_gpushare.simulate.exclusive import Policy
+from slurm_gpushare.simulate.whole import start_whole
+from slurm_gpushare.simulate.workload import Floats, Ints, Workload
+from slurm_gpushare.simulate.world import World
+
+OBSERVATION_NOISE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How our policy is run."""
+
+    knowledge: str = "learned"  # cold, learned or oracle
+    durations: str = "known"  # known, limit or history
+    order: str = "priority"  # of whole GPUs: priority or sjf
+    settings: PolicySettings = field(default_factory=lambda: PolicySettings(extend_time_limit=True))
+
+
+class Seen(Protocol):
+    """Rates between all profiles, as they are believed to be now."""
+
+    def rates(self) -> Rates: ...
+
+    def saw(self, world: World) -> None:
+        """Learn from the pairings that ended since the last call."""
+
+
+class TrueRates:
+    """The measured rates themselves."""
+
+    def __init__(self, work: Workload) -> None:
+        can_share = np.isfinite(work.pairs.rate)
+        rate = np.where(can_share, work.pairs.rate, 1.0)
+        self._rates = Rates(rate, rate, can_share)
+
+    def rates(self) -> Rates:
+        return self._rates
+
+    def saw(self, world: World) -> None:
+        pass
+
+
+class LearnedRates:
+    """The shipped knowledge, refined by noisy observations of the pairings seen in this run (or not: cold)."""
+
+    def __init__(self, work: Workload, learns: bool) -> None:
+        self._names = work.pairs.profiles
+        self._can_share = np.isfinite(work.pairs.rate)
+        self._knowledge = LearnedKnowledge()
+        self._view = self._knowledge.view(self._names)
+        self._random = np.random.default_rng([work.seed, 2])
+        self._learns = learns
+        self._seen = 0
+
+    def rates(self) -> Rates:
+        return Rates(self._view.mean, self._view.low, self._can_share)
+
+    def saw(self, world: World) -> None:
+        if not self._learns:
+            return
+        for job_a, job_b, _ in world.pairings_ended[self._seen :]:
+            a, b = int(world.work.profile[job_a]), int(world.work.profile[job_b])
+            for victim, neighbour in ((a, b), (b, a)):
+                noisy = world.rate_of[victim, neighbour] * (1 + OBSERVATION_NOISE * self._random.standard_normal())
+                self._knowledge.observe(self._names[victim], self._names[neighbour], float(np.clip(noisy, 0.02, 1.0)))
+        self._seen = len(world.pairings_ended)
+
+
+class Gpushare(Policy):
+    """Whole GPUs in queue order; second halves by the express-lane rules."""
+
+    def __init__(self, work: Workload, seed: int = 0, options: Options | None = None) -> None:
+        super().__init__(work, seed)
+        self.options = options or Options()
+        self.settings = self.options.settings
+        self.durations = Durations(work, self.options.durations, self.settings.limit_use)
+        oracle = self.options.knowledge == "oracle"
+        self.seen: Seen = TrueRates(work) if oracle else LearnedRates(work, self.options.knowledge == "learned")
+        self._arrived = 0
+        self._ended = np.zeros(work.jobs, bool)
+        self._sum_expected_s = 0.0
+
+    def schedule(self, world: World) -> None:
+        self._take_note(world)
+        start_whole(world, self._order())
+        while world.waiting.any() and self._fill(world):
+            pass
+
+    def _order(self) -> Ints:
+        if self.options.order == "priority":
+            return self.by_submit
+        return np.argsort(self.durations.expected_s, kind="stable")
+
+    def _take_note(self, world: World) -> None:
+        """Learn from what ended and arrived since the last look."""
+        self.seen.saw(world)
+        if self.options.durations == "history":
+            for job in np.flatnonzero(np.isfinite(world.end_s) & ~self._ended).tolist():
+                self._ended[job] = True
+                self.durations.ended(job)
+        arrived = int(np.searchsorted(world.work.submit_s, world.now_s, side="right"))
+        if arrived > self._arrived:
+            new = np.arange(self._arrived, arrived)
+            self.durations.arrived(new)
+            self._sum_expected_s += float(self.durations.expected_s[new].sum())
+            self._arrived = arrived
+
+    def _fill(self, world: World) -> bool:
+        """Fill second halves; whether anybody joined."""
+        halves = world.halves()
+        if len(halves) == 0:
+            return False
+        work, durations = world.work, self.durations
+        order = self._order()
+        queue = order[world.waiting[order]]
+        expected_s = durations.expected_s[queue]
+        waits_s = expected_waits_s(self._free_in_s(world), expected_s * work.num_gpus[queue])
+        rank = np.arange(len(queue))
+        single = work.num_gpus[queue] == 1
+        if not single.all():
+            queue, expected_s, waits_s, rank = queue[single], expected_s[single], waits_s[single], rank[single]
+        waiting = Waiting(
+            rank=rank,
+            kind=work.profile[queue],
+            expected_s=expected_s,
+            limit_s=durations.limit_s[queue],
+            wait_s=waits_s,
+            cap_pct=np.full(len(queue), self.settings.guest_cap_pct),
+        )
+        joins = fill_lanes(
+            waiting, self._lanes(world, halves), self.seen.rates(), self.settings, self._sum_expected_s / self._arrived
+        )
+        for join in joins:
+            world.start(int(queue[join.guest]), int(halves[join.lane]))
+        return bool(joins)
+
+    def _lanes(self, world: World, halves: Ints) -> Lanes:
+        residents = world.first[halves]
+        durations, settings = self.durations, self.settings
+        done_s = world.work.duration_s[residents] - world.left_s(residents)
+        lost_s = world.now_s - world.start_s[residents] - done_s
+        left = self._left_s(world, residents)
+        promise = np.where(world.guest[residents], settings.guest_cap_pct, settings.resident_budget_pct)
+        return Lanes(
+            kind=world.work.profile[residents],
+            left_s=left,
+            budget_s=budget_s(done_s + left, done_s, lost_s, promise),
+            limit_left_s=durations.limit_s[residents] - done_s,
+            wanted_rank=np.zeros(len(halves), np.int64),
+        )
+
+    def _left_s(self, world: World, jobs: Ints) -> Floats:
+        d = self.durations
+        done_s = world.work.duration_s[jobs] - world.left_s(jobs)
+        limit_left_s = d.limit_s[jobs] - done_s
+        return left_s(d.expected_s[jobs], d.only_limit[jobs], done_s, limit_left_s, self.settings.limit_use)
+
+    def _free_in_s(self, world: World) -> Floats:
+        """In how many seconds each card is expected to be whole again."""
+        return self._left_s(world, world.first[world.first >= 0])
+
+
+def oracle(work: Workload, seed: int = 0, options: Options | None = None) -> Gpushare:
+    """The best we know of with true rates and durations: shortest first for whole GPUs too."""
+    settings = replace((options or Options()).settings, objective="completion")
+    return Gpushare(work, seed, Options("oracle", "known", "sjf", settings))

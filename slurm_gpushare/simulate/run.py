@@ -1,0 +1,32 @@
+"""Run one policy on one workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from slurm_gpushare.simulate.exclusive import Policy
+from slurm_gpushare.simulate.workload import Workload
+from slurm_gpushare.simulate.world import SAME_INSTANT_S, World
+
+
+def run(work: Workload, policy: Policy, progress: Callable[[int], None] | None = None) -> World:
+    """Simulate until the last job ends; `progress` is told of each batch of jobs that ended."""
+    world = World(work)
+    submit_s = work.submit_s.tolist()
+    arrived = ended = 0
+    while ended < work.jobs:
+        next_submit_s = submit_s[arrived] if arrived < work.jobs else np.inf
+        world.now_s = max(world.now_s, min(next_submit_s, world.next_end_s(), policy.wake_s(world)))
+        if world.now_s == np.inf:
+            raise RuntimeError("the policy leaves jobs waiting for ever")
+        done = len(world.finish_due())
+        while arrived < work.jobs and submit_s[arrived] <= world.now_s + SAME_INSTANT_S:
+            world.waiting[arrived] = True
+            arrived += 1
+        ended += done
+        if progress is not None and done:
+            progress(done)
+        policy.schedule(world)
+    return world

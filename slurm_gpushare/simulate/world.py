@@ -1,0 +1,168 @@
+"""The simulated cluster: who is on which GPU, how far each job has got, and what ends next.
+
+Only `start` and `stop` change it; policies decide, the world keeps the books.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_gpushare.simulate.workload import Workload
+
+NOBODY = -1
+SAME_INSTANT_S = 1e-9
+
+
+class World:
+    """State of one run. Arrays are indexed by job or by GPU; NOBODY marks a free half."""
+
+    def __init__(self, work: Workload) -> None:
+        jobs, gpus = work.jobs, work.gpus
+        self.work = work
+        self.rate_of = work.pairs.rate
+        self.can_share = np.isfinite(self.rate_of)
+        self.now_s = 0.0
+        # jobs
+        self.waiting = np.zeros(jobs, bool)
+        self.remaining_s = work.duration_s.copy()  # alone-time still to do, as of since_s
+        self.rate = np.zeros(jobs)
+        self.since_s = np.zeros(jobs)
+        self.gpu = np.full(jobs, NOBODY)
+        self.start_s = np.full(jobs, np.nan)
+        self.end_s = np.full(jobs, np.nan)
+        self.ran_s = np.zeros(jobs)
+        self.guest = np.zeros(jobs, bool)
+        self.shared = np.zeros(jobs, bool)
+        # GPUs
+        self.first = np.full(gpus, NOBODY)
+        self.second = np.full(gpus, NOBODY)
+        self.whole = np.zeros(gpus, bool)  # held by a multi-GPU job: nobody may join
+        self.gang: dict[int, list[int]] = {}  # GPUs of a multi-GPU job
+        self.busy_s = 0.0
+        self._busy_since = np.zeros(gpus)
+        self.pairings_ended: list[tuple[int, int, float]] = []  # (job, job, seconds): what can be learned from
+        self._paired_since = np.zeros(gpus)
+        self._ends: list[tuple[float, int, int]] = []
+        self._version = np.zeros(jobs, np.int64)
+
+    # -- what policies look at ---------------------------------------------------------------
+    def empty(self) -> NDArray[np.int64]:
+        """Empty GPUs, lowest index first."""
+        return np.flatnonzero(self.first == NOBODY)
+
+    def halves(self) -> NDArray[np.int64]:
+        """GPUs where one sharer has room beside it."""
+        return np.flatnonzero((self.first != NOBODY) & (self.second == NOBODY) & ~self.whole)
+
+    def left_s(self, jobs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Alone-time that these jobs still have to do, now."""
+        left: NDArray[np.float64] = self.remaining_s[jobs] - self.rate[jobs] * (self.now_s - self.since_s[jobs])
+        return left
+
+    # -- what policies do ---------------------------------------------------------------------
+    def start(self, job: int, gpu: int) -> None:
+        """Put a waiting single-GPU job on `gpu`, alone or beside the job there."""
+        assert self.waiting[job], job
+        assert self.second[gpu] == NOBODY, gpu
+        assert not self.whole[gpu], gpu
+        self._begin(job, gpu)
+        if self.first[gpu] == NOBODY:
+            self.first[gpu] = job
+            self._busy_since[gpu] = self.now_s
+        else:
+            other = self.first[gpu]
+            assert self.can_share[self.work.profile[job], self.work.profile[other]]
+            self.second[gpu] = job
+            self.guest[job] |= self.ran_s[job] == 0.0
+            self.shared[job] = self.shared[other] = True
+            self._paired_since[gpu] = self.now_s
+        self._set_rates(gpu)
+
+    def start_gang(self, job: int, gpus: NDArray[np.int64]) -> None:
+        """Put a multi-GPU job on empty GPUs, all of them whole."""
+        assert self.waiting[job], job
+        assert (self.first[gpus] == NOBODY).all(), gpus
+        self._begin(job, int(gpus[0]))
+        self.first[gpus] = job
+        self.whole[gpus] = True
+        self._busy_since[gpus] = self.now_s
+        self.gang[job] = [int(gpu) for gpu in gpus]
+        self._run_at(job, 1.0)
+
+    def stop(self, job: int) -> None:
+        """Take a running job off its GPU and back into the queue, its progress kept."""
+        self._leave(job)
+        self.waiting[job] = True
+
+    # -- what the clock does ------------------------------------------------------------------
+    def next_end_s(self) -> float:
+        """When the next job ends, if nothing else happens."""
+        while self._ends and self._ends[0][2] != self._version[self._ends[0][1]]:
+            heapq.heappop(self._ends)
+        return self._ends[0][0] if self._ends else float("inf")
+
+    def finish_due(self) -> list[int]:
+        """End the jobs whose time has come."""
+        done = []
+        while self.next_end_s() <= self.now_s + SAME_INSTANT_S:
+            job = self._ends[0][1]
+            self._leave(job)
+            self.remaining_s[job] = 0.0
+            self.end_s[job] = self.now_s
+            done.append(job)
+        return done
+
+    # -- books --------------------------------------------------------------------------------
+    def _begin(self, job: int, gpu: int) -> None:
+        self.waiting[job] = False
+        self.gpu[job] = gpu
+        self.since_s[job] = self.now_s
+        if np.isnan(self.start_s[job]):
+            self.start_s[job] = self.now_s
+
+    def _leave(self, job: int) -> None:
+        self._run_at(job, 0.0)
+        self._version[job] += 1
+        gpus = self.gang.pop(job, None)
+        if gpus is not None:
+            self.first[gpus] = NOBODY
+            self.whole[gpus] = False
+            self.busy_s += float(np.sum(self.now_s - self._busy_since[gpus]))
+            self.gpu[job] = NOBODY
+            return
+        gpu = int(self.gpu[job])
+        self.gpu[job] = NOBODY
+        if self.second[gpu] != NOBODY:
+            pair = int(self.first[gpu]), int(self.second[gpu])
+            self.pairings_ended.append((*pair, self.now_s - float(self._paired_since[gpu])))
+        if self.first[gpu] == job:
+            self.first[gpu] = self.second[gpu]  # the one who stays is the resident now
+        self.second[gpu] = NOBODY
+        if self.first[gpu] == NOBODY:
+            self.busy_s += self.now_s - float(self._busy_since[gpu])
+        else:
+            self._set_rates(gpu)
+
+    def _set_rates(self, gpu: int) -> None:
+        a, b = int(self.first[gpu]), int(self.second[gpu])
+        if b == NOBODY:
+            self._run_at(a, 1.0)
+            return
+        kind_a, kind_b = self.work.profile[a], self.work.profile[b]
+        self._run_at(a, float(self.rate_of[kind_a, kind_b]))
+        self._run_at(b, float(self.rate_of[kind_b, kind_a]))
+
+    def _run_at(self, job: int, rate: float) -> None:
+        """Book what `job` did until now, and let it go on at `rate`."""
+        passed_s = self.now_s - self.since_s[job]
+        self.ran_s[job] += passed_s
+        self.remaining_s[job] -= self.rate[job] * passed_s
+        self.since_s[job] = self.now_s
+        self.rate[job] = rate
+        if rate > 0.0:
+            self._version[job] += 1
+            end_s = self.now_s + max(float(self.remaining_s[job]), 0.0) / rate
+            heapq.heappush(self._ends, (end_s, job, int(self._version[job])))
