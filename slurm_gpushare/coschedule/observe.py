@@ -83,8 +83,8 @@ def placeable(job: Job, now_s: float) -> bool:
         and job.tag is not None
         and job.tag.original is not None
         and job.num_nodes == 1
-        and not (job.per_job or job.per_socket or job.per_task or job.het or job.exclusive or job.per_gpu_extras)
-        and len(wants) == 1
+        and not (job.het or job.exclusive or job.per_gpu_extras)
+        and len(wants) == 1 == len([gres for gres in job.gres if gres.count])
         and (not job.features or _PLAIN_FEATURES.fullmatch(job.features) is not None)
         and startable(job, now_s)
     )
@@ -172,7 +172,7 @@ def _pending(job: Job, now_s: float, config: Config, facts: Facts) -> snap.Pendi
     """The job as the plan sees it; None if it wants no GPU and no whole node, so that it is in nobody's way."""
     ours = placeable(job, now_s)
     gpus = sum(gres.count for gres in job.gres if gres.name == "gpu") or (1 if job.shard else 0)
-    per_node = gpus if job.per_job else gpus * max(1, job.num_nodes)
+    per_node = gpus if parse_gres(job.per_job) else gpus * max(1, job.num_nodes)
     whole_nodes = job.num_nodes if job.exclusive or gpus >= config.gpus_per_node else 0
     if not (ours or per_node or whole_nodes):
         return None
@@ -194,7 +194,7 @@ def _pending(job: Job, now_s: float, config: Config, facts: Facts) -> snap.Pendi
         partitions=frozenset(job.partitions),
         features=frozenset(feature for feature in re.split("[&,]", job.features) if feature),
         nodes_wanted=frozenset(expand(wanted)) if wanted else None,
-        nodes_excluded=facts.avoid.get(job.key, frozenset()),
+        nodes_excluded=facts.avoid.get(job.key, frozenset()) | frozenset(job.excluded_nodes),
         reservation=job.reservation or None,
         limit_s=_number(job.limit_s),
         expected_s=expected_s,

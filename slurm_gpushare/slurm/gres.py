@@ -32,7 +32,7 @@ def parse_gres(value: str) -> tuple[Gres, ...]:
     found = []
     for item in re.sub(r"\([^)]*\)", "", text(value)).split(","):
         match = _ITEM.fullmatch(item.strip())
-        if match:
+        if match and ("=" not in item or item.strip().startswith("gres")):  # from 24.11 --cpus-per-task=3 is "cpu=3"
             count = int(match["count"] or 1) * _UNITS[(match["unit"] or "").lower()]
             found.append(Gres(match["name"], match["type"] or "", count))
     return tuple(found)

@@ -83,6 +83,7 @@ def translate(job: Any) -> Iterator[Job]:
             num_nodes=job.num_nodes or 1,
             nodes=expand(job.allocated_nodes or ""),
             wanted_nodes=job.required_nodes or "",
+            excluded_nodes=expand(job.excluded_nodes or ""),
             features="&".join(job.constraints or ()),
             exclusive=job.resource_sharing in ("no", "NO"),
             dependency="unfulfilled" if job.dependencies else "",

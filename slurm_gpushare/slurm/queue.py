@@ -10,14 +10,15 @@ from slurm_gpushare.slurm.hostlist import expand
 from slurm_gpushare.slurm.table import format_option, rows
 from slurm_gpushare.slurm.tag import Tag, parse_tag
 
-# Names that squeue -O has had unchanged from 22.05 to 26.05. Nothing that tells what a job is: no name,
-# command, directory or path. The comment is read for its gpushare: word alone.
+# Names that squeue -O has had unchanged from 22.05 to 26.05, but for the last two of the fourth line: a release that
+# does not know a column says so on stderr and leaves it empty. Nothing that tells what a job is: no name, command,
+# directory or path. The comment is read for its gpushare: word alone.
 COLUMNS = (
     "jobid", "jobarrayid", "arrayjobid", "arraytaskid", "hetjobid", "userid", "account", "partition", "qos",
     "reservation", "state", "reason", "prioritylong", "submittime", "eligibletime", "starttime", "endtime",
-    "timelimit", "numnodes", "nodelist", "reqnodes", "feature", "oversubscribe", "dependency", "requeue",
-    "restartcnt", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task",
-    "cpus-per-tres", "mem-per-tres", "admin_comment", "comment",
+    "timelimit", "numnodes", "nodelist", "reqnodes", "feature", "excnodes", "oversubscribe", "exclusive",
+    "dependency", "requeue", "restartcnt", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
+    "tres-per-task", "cpus-per-tres", "mem-per-tres", "admin_comment", "comment",
 )  # fmt: skip
 
 RUNNING = frozenset(
@@ -68,6 +69,8 @@ class Job:
     nodes: tuple[str, ...]
     wanted_nodes: str
     """The node list (-w) in force; a placement of ours writes it too."""
+    excluded_nodes: tuple[str, ...]
+    """Nodes that the user ruled out (-x). 22.05 does not tell."""
     features: str
     exclusive: bool
     dependency: str
@@ -115,6 +118,11 @@ def _number(value: str, default: int = 0) -> int:
     return default if found is None else found
 
 
+def _exclusive(oversubscribe: str, exclusive: str) -> bool:
+    """26.05 has a column of its own, and OverSubscribe=NO for every job; before, NO meant --exclusive."""
+    return exclusive != "NO" if exclusive else oversubscribe not in {"OK", "YES"}
+
+
 def _job(row: dict[str, str]) -> Job:
     allocated = values.tres(row["tres-alloc"])
     admin_comment = values.text(row["admin_comment"])
@@ -141,8 +149,9 @@ def _job(row: dict[str, str]) -> Job:
         num_nodes=_number(row["numnodes"].split("-")[0], 1),
         nodes=expand(values.text(row["nodelist"])),
         wanted_nodes=values.text(row["reqnodes"]),
+        excluded_nodes=expand(values.text(row["excnodes"])),
         features=values.text(row["feature"]),
-        exclusive=row["oversubscribe"].strip() in {"NO", "EXCLUSIVE"},
+        exclusive=_exclusive(row["oversubscribe"].strip(), row["exclusive"].strip()),
         dependency=values.text(row["dependency"]),
         requeue=row["requeue"].strip() == "1",
         restarts=_number(row["restartcnt"]),

@@ -1,0 +1,33 @@
+"""One line an event, ``event=place job=14 gpu=n1:2``: easy to read, easy to grep, easy to parse."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+LOGGER = logging.getLogger("gpushare")
+_PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;/_+-%[]()")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = " ".join(str(value).split())
+    if text and set(text) <= _PLAIN:
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def line(event: str, **fields: Any) -> str:
+    """The event and those of its fields that have a value."""
+    return " ".join(
+        [f"event={event}", *(f"{name}={_value(value)}" for name, value in fields.items() if value is not None)]
+    )
+
+
+def info(event: str, **fields: Any) -> None:
+    LOGGER.info("%s", line(event, **fields))
+
+
+def warning(event: str, **fields: Any) -> None:
+    LOGGER.warning("%s", line(event, **fields))
