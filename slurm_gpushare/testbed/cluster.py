@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import shutil
-import socket
-import stat
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.testbed import confs, database, namespace, rootfs
-from slurm_gpushare.testbed.daemons import Daemon, marked_pids, recorded_pid, stop_pids
-from slurm_gpushare.testbed.emulator import build_library, create_node
-from slurm_gpushare.testbed.environment import command_env, daemon_env, user_command
+from slurm_gpushare.testbed import confs, database, files, namespace, rootfs
+from slurm_gpushare.testbed.daemons import Daemon
+from slurm_gpushare.testbed.emulator import build_library
+from slurm_gpushare.testbed.environment import command_env, user_command
 from slurm_gpushare.testbed.layout import Layout, Shape, State, default_dir
 from slurm_gpushare.testbed.ports import pick_ports
-from slurm_gpushare.testbed.scripts import write_scripts
+from slurm_gpushare.testbed.processes import marked_pids, recorded_pid, stop_pids, with_descendants
+from slurm_gpushare.testbed.services import SLURMD, services
 
 Progress = Callable[[str], None]
 
@@ -63,18 +60,24 @@ class Testbed:
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment for commands that talk to this Slurm, on top of this process's own."""
+        """This process's environment, with all that leads commands to this Slurm."""
         return command_env(self.layout)
 
     def daemons(self) -> dict[str, Daemon]:
         """Every daemon by name, in the order in which they start."""
         if not self._daemons:
-            self._daemons = {daemon.name: daemon for daemon in self._make_daemons(self.state)}
+            state = self.state
+            found = services(self.layout, state, self._enter(state), self._ask)
+            self._daemons = {daemon.name: daemon for daemon in found}
         return self._daemons
 
     def running(self) -> dict[str, int | None]:
         """Name of each daemon and its pid, None where it is dead."""
         return {name: daemon.pid() for name, daemon in self.daemons().items()}
+
+    def strays(self) -> set[int]:
+        """Processes of this testbed that are no daemon: jobs, samplers, and what a test left in the background."""
+        return marked_pids(self.dir) - with_descendants(self._recorded().values())
 
     # -- up and down ----------------------------------------------------------------------------
 
@@ -84,14 +87,16 @@ class Testbed:
         shape = shape or Shape()
         self.layout.check()
         if os.geteuid():
-            raise GpushareError("testbed: only root can run several users' jobs and make device files", "Use sudo.")
+            raise GpushareError("testbed: only root can run the jobs of several users and make device files")
         with self._lock():
             self._refuse_or_clean()
             try:
                 self._start(shape, accounting, suite)
-            except BaseException:
+            except BaseException as why:
                 self._stop_everything()
                 self._remove_directory()
+                if isinstance(why, OSError):
+                    raise GpushareError(f"testbed: {why.filename or self.dir}: {why.strerror}") from why
                 raise
         return self
 
@@ -99,133 +104,72 @@ class Testbed:
         """Stop every process of this testbed; `purge` removes its directory too."""
         if not self.dir.exists():
             return
-        self._require_ours()
         with self._lock():
+            self._require_ours()
             self._stop_everything()
-            self.layout.state_file.unlink(missing_ok=True)
             if purge:
                 self._remove_directory()
 
     def _start(self, shape: Shape, accounting: bool, suite: str) -> None:
+        layout = self.layout
+        layout.claim()
         root = None if suite == rootfs.host_suite() else rootfs.root_of(suite, self._progress)
         self._progress(f"files in {self.dir}")
-        self._make_directories(shape)
+        files.make_directories(layout, shape)
         if root:
-            namespace.prepare(self.layout, root)
+            namespace.prepare(layout, root)
         state = State(suite, _slurm_release(root), shape, accounting, pick_ports(shape.nodes))
-        self.layout.write_state(state)
-        self._write_configuration(state)
+        layout.write_state(state)
+        files.write_configuration(layout, state)
         self._progress("emulated GPUs")
-        build_library(self.layout.lib)
+        build_library(layout.lib)
         if accounting:
             self._progress("mariadb: data directory")
-            database.prepare(self.layout)
+            database.prepare(layout)
         self._daemons = {}
-        for daemon in self.daemons().values():
-            self._progress(daemon.name)
-            daemon.start()
-            if not daemon.name.startswith("slurmd-"):
-                daemon.wait_ready()
-            if daemon.name == "slurmdbd":
-                self._progress("accounts")
-                self._make_accounts()
-        self._progress("nodes")
-        for name in shape.node_names:
-            self.daemons()[f"slurmd-{name}"].wait_ready()
-        self.layout.mark_ready(state)
+        self._start_daemons(list(self.daemons().values()))
+        layout.mark_ready(state)
         self._progress(f"ready: Slurm {state.release}, {shape.nodes} nodes x {shape.gpus} GPUs x {shape.shards} shards")
 
-    def _make_directories(self, shape: Shape) -> None:
-        layout = self.layout
-        try:
-            for path in (layout.etc, layout.log, layout.run, layout.spool / "slurmctld", layout.bin, layout.lib):
-                path.mkdir(parents=True, mode=0o755)
-            layout.home.mkdir()
-            layout.home.chmod(0o1777)
-            self.make_gpushare_directories()
-            for node in shape.node_names:
-                (layout.spool / node).mkdir()
-                (layout.dev / node).mkdir(parents=True)
-                for index in range(shape.gpus):
-                    os.mknod(layout.dev / node / f"nvidia{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-            self.clean_emulation(shape)
-            key = layout.etc / "munge.key"
-            key.touch(mode=0o600)
-            key.write_bytes(secrets.token_bytes(128))
-        except OSError as why:
-            raise GpushareError(f"testbed: {why.filename or self.dir}: {why.strerror}") from why
+    def _start_daemons(self, daemons: list[Daemon]) -> None:
+        nodes = [daemon for daemon in daemons if daemon.name.startswith(SLURMD)]
+        for daemon in daemons:
+            if daemon in nodes:
+                continue
+            self._progress(daemon.name)
+            daemon.start()
+            daemon.wait_ready()
+            if daemon.name == "slurmdbd":
+                self._make_accounts()
+        self._progress(f"{len(nodes)} slurmd")
+        for daemon in nodes:
+            daemon.start()
+        for daemon in nodes:
+            daemon.wait_ready()
 
-    def make_gpushare_directories(self) -> None:
-        """The places that gpushare.conf names."""
-        for name in ("state", "spool/incoming"):
-            (self.layout.gpushare / name).mkdir(parents=True, exist_ok=True)
-        (self.layout.gpushare / "spool" / "incoming").chmod(0o1777)  # users' records come in here too
+    def _make_accounts(self) -> None:
+        self._progress("accounts")
+        accounts = self.layout.run / "accounts.cfg"
+        accounts.write_text(confs.accounts())
+        self.run(["sacctmgr", "-i", "load", f"file={accounts}"])
 
-    def clean_emulation(self, shape: Shape | None = None) -> None:
-        """Idle GPUs, as new; in place, since a sampler may have a card mapped."""
-        shape = shape or self.shape
-        for node in shape.node_names:
-            create_node(self.layout.emu, node, shape.gpus)
-
-    def _write_configuration(self, state: State) -> None:
-        layout = self.layout
-        write_scripts(layout, daemon_env(layout))
-        has_cli_filter = (layout.etc / "cli_filter.lua").exists()
-        layout.slurm_conf.write_text(confs.slurm_conf(layout, state, _hostname(), has_cli_filter))
-        (layout.etc / "gres.conf").write_text(confs.gres_conf(layout, state))
-        (layout.etc / "cgroup.conf").write_text(confs.cgroup_conf(state.release))
-        layout.gpushare_conf.write_text(confs.gpushare_conf(layout, state))
-        if state.accounting:
-            slurmdbd = layout.etc / "slurmdbd.conf"
-            slurmdbd.touch(mode=0o600)  # slurmdbd refuses one that others may read
-            slurmdbd.write_text(confs.slurmdbd_conf(layout, state))
-        shutil.copytree(layout.etc, layout.etc_pristine)
-
-    def _make_daemons(self, state: State) -> Iterator[Daemon]:
-        layout = self.layout
-        env = {**os.environ, **daemon_env(layout)}
-
-        enter = self._enter(state)
-
-        def daemon(name: str, argv: Sequence[str], ready: Callable[[], bool]) -> Daemon:
-            # What Slurm's daemons log before they have read their LogFile's name is only on stderr.
-            return Daemon(name, argv, env, layout.run, layout.log / f"{name}.err", ready)
-
-        munge = [
-            "munged",
-            "--foreground",
-            f"--key-file={layout.etc}/munge.key",
-            f"--socket={layout.munge_socket}",
-            f"--pid-file={layout.run}/munged.own.pid",
-            f"--log-file={layout.log}/munged.log",
-            f"--seed-file={layout.run}/munged.seed",
-            "--num-threads=2",
-        ]
-        if enter:
-            yield daemon(namespace.HOLDER, namespace.holder_argv(layout), namespace.ready_file(layout).exists)
-        yield daemon("munged", munge, lambda: _unix_answers(layout.munge_socket))
-        if state.accounting:
-            yield daemon("mariadbd", database.server_argv(layout), lambda: database.answers(layout))
-            yield daemon("slurmdbd", [*enter, "slurmdbd", "-D"], lambda: _tcp_answers(state.ports.slurmdbd))
-        yield daemon("slurmctld", [*enter, "slurmctld", "-D", "-i"], self._controller_answers)
-        for node in state.shape.node_names:
-            yield daemon(f"slurmd-{node}", [*enter, "slurmd", "-D", "-N", node], partial(self._node_is_up, node))
+    def _recorded(self) -> dict[str, int]:
+        pid_files = self.layout.run.glob("*.pid")
+        return {file.stem: pid for file in pid_files if (pid := recorded_pid(file)) is not None}
 
     def _stop_everything(self) -> None:
-        pid_files = sorted(self.layout.run.glob("*.pid")) if self.layout.run.exists() else []
-        pids = {file.stem: pid for file in pid_files if (pid := recorded_pid(file)) is not None}
-        # Job steps first: once their slurmd is gone nobody would tell them to end.
-        for group in (
-            [pid for name, pid in pids.items() if name.startswith("slurmd-")],
-            set(marked_pids(self.dir)) - set(pids.values()),
-            [pids[name] for name in ("slurmctld",) if name in pids],
-            [pids[name] for name in ("slurmdbd",) if name in pids],
-            pids.values(),
-            marked_pids(self.dir),
-        ):
-            stop_pids(group)
-        for file in pid_files:
-            file.unlink(missing_ok=True)
+        """slurmctld first, so that it does not see the rest as failures; then jobs; munge and the database last."""
+        daemons = self._recorded()
+        nodes = [pid for name, pid in daemons.items() if name.startswith(SLURMD)]
+        jobs = with_descendants([*marked_pids(self.dir), *nodes]) - set(daemons.values())
+        stop_pids([daemons[name] for name in ("slurmctld",) if name in daemons], grace_s=10)
+        stop_pids(nodes)
+        stop_pids(jobs, grace_s=0.5)
+        stop_pids([daemons[name] for name in ("slurmdbd",) if name in daemons], grace_s=10)
+        stop_pids([*daemons.values(), *marked_pids(self.dir)])
+        for file in self.layout.run.glob("*.pid"):
+            file.unlink()
+        self.layout.state_file.unlink(missing_ok=True)
         self._daemons = {}
 
     # -- use ------------------------------------------------------------------------------------
@@ -243,17 +187,21 @@ class Testbed:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside the testbed and return its output; `check` turns failure into an error."""
         argv, full_env = self.command(command, user=user)
-        done = subprocess.run(
-            argv,
-            env={**full_env, **(env or {})},
-            cwd=cwd or self.layout.home,
-            input=input,
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                argv,
+                env={**full_env, **(env or {})},
+                cwd=cwd or self.layout.home,
+                input="" if input is None else input,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as why:
+            raise GpushareError(f"{' '.join(command)}: no answer after {timeout_s:g} s") from why
+        except OSError as why:
+            raise GpushareError(f"{' '.join(command)}: {why.strerror}") from why
         if check and done.returncode:
             raise GpushareError(f"{' '.join(command)}: exit {done.returncode}: {(done.stderr or done.stdout).strip()}")
         return done
@@ -264,6 +212,10 @@ class Testbed:
 
     def _enter(self, state: State) -> list[str]:
         return [] if state.suite == rootfs.host_suite() else namespace.enter_argv(self.layout)
+
+    def _ask(self, command: Sequence[str]) -> str:
+        done = self.run(command, check=False)
+        return "" if done.returncode else done.stdout
 
     # -- change it, for tests -------------------------------------------------------------------
 
@@ -278,16 +230,16 @@ class Testbed:
         self._daemon(name).stop()
 
     def kill(self, name: str) -> None:
-        """SIGKILL, as a crash would be."""
+        """SIGKILL, as in a crash."""
         self._daemon(name).kill()
 
     def reconfigure(self) -> None:
         self.run(["scontrol", "reconfigure"])
 
     def configure(self, slurm: dict[str, str] | None = None, gpushare: dict[str, str] | None = None) -> None:
-        """Set keys of slurm.conf and gpushare.conf; an empty value removes one. A reset undoes it.
+        """Set keys of slurm.conf and gpushare.conf and restart slurmctld, which reads both. A reset undoes it.
 
-        slurmctld is restarted if slurm.conf changed or the hook has to read gpushare.conf again.
+        An empty value removes a key.
         """
         for path, changes in ((self.layout.slurm_conf, slurm), (self.layout.gpushare_conf, gpushare)):
             if changes:
@@ -300,22 +252,10 @@ class Testbed:
             raise BadInput(f"testbed: no daemon '{name}'", f"There are: {', '.join(daemons)}.")
         return daemons[name]
 
-    # -- details --------------------------------------------------------------------------------
-
-    def _make_accounts(self) -> None:
-        accounts = self.layout.run / "accounts.cfg"
-        accounts.write_text(confs.accounts())
-        self.run(["sacctmgr", "-i", "load", f"file={accounts}"])
-
-    def _controller_answers(self) -> bool:
-        return _tcp_answers(self.state.ports.slurmctld) and self.run(["scontrol", "ping"], check=False).returncode == 0
-
-    def _node_is_up(self, node: str) -> bool:
-        answer = self.run(["sinfo", "-h", "-n", node, "-o", "%T"], check=False).stdout.split()
-        return bool(answer) and all(word in {"idle", "mixed", "allocated"} for word in answer)
+    # -- the directory --------------------------------------------------------------------------
 
     def _refuse_or_clean(self) -> None:
-        if not self.dir.exists() or not any(self.dir.iterdir()):
+        if not any(self.dir.iterdir()):
             return
         self._require_ours()
         state = self.layout.read_state()
@@ -324,24 +264,30 @@ class Testbed:
         self._progress("cleaning up what an earlier testbed left")
         self._stop_everything()
         self._remove_directory()
+        self.dir.mkdir(exist_ok=True)
 
     def _require_ours(self) -> None:
-        if not self.layout.run.is_dir() or not self.layout.etc.is_dir():
-            raise BadInput(f"{self.dir}: not a testbed's directory", "Nothing was changed.")
+        if any(self.dir.iterdir()) and not self.layout.is_claimed():
+            raise BadInput(f"{self.dir}: not a testbed's directory", "Nothing was changed. Choose another --dir.")
 
     def _remove_directory(self) -> None:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """One `up` or `down` a directory at a time."""
-        self.layout.lock_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.layout.lock_file.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise GpushareError(f"{self.dir}: another 'up' or 'down' is at work here") from None
+        """One `up` or `down` a directory at a time; the lock is on the directory, so that nothing stays behind."""
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as why:
+            raise GpushareError(f"testbed: {self.dir}: {why.strerror}") from why
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
+        except BlockingIOError:
+            raise GpushareError(f"{self.dir}: another 'up' or 'down' is at work here") from None
+        finally:
+            os.close(lock)
 
 
 def _slurm_release(root: Path | None) -> str:
@@ -350,24 +296,3 @@ def _slurm_release(root: Path | None) -> str:
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
     except (OSError, subprocess.CalledProcessError) as why:
         raise GpushareError(f"testbed: no slurmctld: {why}", "Run scripts/setup.sh.") from why
-
-
-def _hostname() -> str:
-    return socket.gethostname().partition(".")[0]
-
-
-def _tcp_answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _unix_answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        try:
-            client.connect(str(path))
-        except OSError:
-            return False
-    return True

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
 
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.testbed.environment import daemon_env
 from slurm_gpushare.testbed.layout import Layout
 
 # Set-up and server must agree on the sizes; small files make the set-up quick (0.7 s instead of 4).
@@ -74,6 +76,7 @@ def prepare(layout: Layout) -> None:
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, **daemon_env(layout)},  # marked, so that it is found if we are killed meanwhile
     )
     if made.returncode:
         raise GpushareError(f"mariadb-install-db: {(made.stderr or made.stdout).strip()[-400:]}")

@@ -137,9 +137,9 @@ class Layout:
         return self.run / "state.json"
 
     @property
-    def lock_file(self) -> Path:
-        """Beside the directory, not in it: it must outlive a purge by the process that holds it."""
-        return self.root.with_name(self.root.name + ".lock")
+    def claim_file(self) -> Path:
+        """First file to be written: from then on the directory is a testbed's, and may be emptied."""
+        return self.root / ".testbed"
 
     def check(self) -> None:
         """Refuse a directory that cannot work before anything is written."""
@@ -149,6 +149,13 @@ class Layout:
             raise BadInput(f"{self.root}: too long for Unix sockets", "Choose a shorter --dir.")
         if any(character in str(self.root) for character in " \t\n\"'%,#[]:\\$`;&|<>()*?="):
             raise BadInput(f"{self.root}: Slurm's files cannot hold this name", "Choose a plain --dir.")
+
+    def claim(self) -> None:
+        self.claim_file.touch()
+        self.run.mkdir()
+
+    def is_claimed(self) -> bool:
+        return self.claim_file.exists() and self.root.stat().st_uid == os.geteuid()
 
     def read_state(self) -> State | None:
         try:

@@ -8,7 +8,8 @@ from pathlib import Path
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.confs import version
-from slurm_gpushare.testbed.daemons import wait_until
+from slurm_gpushare.testbed.files import clean_emulation, make_gpushare_directories
+from slurm_gpushare.testbed.processes import stop_pids, wait_until
 
 
 def reset(testbed: Testbed) -> None:
@@ -20,10 +21,11 @@ def reset(testbed: Testbed) -> None:
         if pid is None:
             testbed.restart(name)
     _cancel_everything(testbed)
+    stop_pids(testbed.strays(), grace_s=0.2)  # samplers, whose records go anyway, and what a test left behind
     changed = _restore_configuration(testbed)
     _empty(testbed.layout.gpushare)
-    testbed.make_gpushare_directories()
-    testbed.clean_emulation()
+    make_gpushare_directories(testbed.layout)
+    clean_emulation(testbed.layout, testbed.shape)
     if changed:
         testbed.restart("slurmctld")
     _idle_nodes(testbed)

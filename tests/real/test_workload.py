@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.daemons import wait_until
 from slurm_gpushare.testbed.jobs import submit, wait_for
+from slurm_gpushare.testbed.processes import wait_until
 
 WORKLOAD = f"exec {sys.executable} -m slurm_gpushare.testbed.workload"
 PAIRS = "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b\nsmall,large,V100,1,0.40,0.85\n"
