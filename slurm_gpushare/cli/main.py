@@ -26,6 +26,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "configure": LazyCommand(
         "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."
     ),
+    "doctor": LazyCommand("slurm_gpushare.cli.doctor:doctor", "Check the set-up, each line with its fix."),
     "report": LazyCommand("slurm_gpushare.cli.report:report", "Show what was shared, what it cost and what it saved."),
     "simulate": LazyCommand("slurm_gpushare.cli.simulate:simulate", "Run our policy and its peers on the same jobs."),
     "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),

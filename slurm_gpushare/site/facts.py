@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ class Facts:
     """Where slurm.conf is."""
     files: Mapping[str, str]
     """Texts of those of `FILES` that exist and can be read."""
+    asked_s: float = 0.0
+    """This machine's clock when slurmctld told its own."""
 
     def words(self, key: str) -> list[str]:
         """A comma list of the configuration, without Slurm's ways to say "none"."""
@@ -59,6 +62,7 @@ def _read(path: Path) -> str | None:
 def collect(slurm: Slurm) -> Facts:
     """Ask once. Raises `SlurmError` where slurmctld does not answer; accounting may be absent."""
     config = slurm.config()
+    asked_s = time.time()
     etc = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
     try:
         limits: tuple[Limit, ...] | None = tuple(slurm.limits())
@@ -73,6 +77,7 @@ def collect(slurm: Slurm) -> Facts:
         limits=limits,
         etc=etc,
         files={name: text for name, text in texts.items() if text is not None},
+        asked_s=asked_s,
     )
 
 

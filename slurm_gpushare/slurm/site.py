@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.hostlist import expand
 
+_AS_OF = "Configuration data as of "
+
 
 def parse_config(output: str) -> dict[str, str]:
     """``scontrol show config``: one ``Key = Value`` a line, keys as slurm.conf(5) spells them."""
     found: dict[str, str] = {}
     for line in output.splitlines():
+        if line.startswith(_AS_OF):
+            found["as_of"] = line.removeprefix(_AS_OF).strip()  # slurmctld's clock
         name, equals, value = line.partition(" = ")
         if equals and not name.startswith(" "):
             found[name.strip()] = value.strip()
