@@ -127,6 +127,10 @@ KEYS: tuple[Key, ...] = (
         "The small SQLite file that the submit hook reads. The helper keeps it up to date."),
     Key("SpoolDir", "spool_dir", _path, "/var/spool/gpushare",
         "Where compute nodes leave telemetry records for the helper: on a file system that nodes and controller share."),
+    Key("MungeSocket", "munge_socket", _optional_path, "",
+        "Socket of munged, by whose credentials records prove who made them. Empty: munge's own default."),
+    Key("NodeUsers", "node_users", _names, "root",
+        "Users (or uids) whose records speak for a node: root, and SlurmdUser where it is another."),
     Key("StateDir", "state_dir", _path, "/run/gpushare",
         "Local directory of the helper's lock and of each node's samplers."),
     Key("DcgmJobMappingDir", "dcgm_job_mapping_dir", _optional_path, "",
@@ -174,6 +178,8 @@ class Config:
     store_url: str
     hook_file: Path
     spool_dir: Path
+    munge_socket: Path | None
+    node_users: tuple[str, ...]
     state_dir: Path
     dcgm_job_mapping_dir: Path | None
     sample_s: float

@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS profile (
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
 CREATE INDEX IF NOT EXISTS profile_needs_cluster ON profile (needs_cluster);
 
--- One record of a whole run. `waiting` until its job's tag is known, then `counted`, `outranked` or `brief`.
+-- One record of a whole run. `waiting` until its job's tag is known, then `counted` (in a profile) or
+-- `kept` (shared, or too short), `outranked` by a node's record, or `unresolved` if Slurm never knew the job.
 CREATE TABLE IF NOT EXISTS run (
     id INTEGER /*! UNSIGNED AUTO_INCREMENT */ PRIMARY KEY,
     state VARCHAR(12) NOT NULL,
@@ -80,12 +81,13 @@ CREATE TABLE IF NOT EXISTS interim (
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
 CREATE INDEX IF NOT EXISTS interim_at ON interim (at_s);
 
--- Ids of all records taken in: what makes ingest happen once.
+-- Runs whose final record was taken in: what makes ingest happen once.
 CREATE TABLE IF NOT EXISTS ingested (
     author_uid BIGINT NOT NULL,
-    record_id VARCHAR(64) NOT NULL,
+    run_id VARCHAR(32) NOT NULL,
+    seq BIGINT NOT NULL,
     end_s DOUBLE NOT NULL,
-    PRIMARY KEY (author_uid, record_id)
+    PRIMARY KEY (author_uid, run_id)
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
 CREATE INDEX IF NOT EXISTS ingested_end ON ingested (end_s);
 
@@ -182,3 +184,5 @@ CREATE TABLE IF NOT EXISTS counter (
     name VARCHAR(32) NOT NULL PRIMARY KEY,
     value BIGINT NOT NULL
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
+-- The row that writers lock on MariaDB, so that they take turns as they do on SQLite.
+REPLACE INTO counter (name, value) VALUES ('writer', 0);

@@ -25,3 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("bookworm", "trixie", "forky"),
         help="Debian release whose Slurm the tests of tests/real run on (default: this machine's)",
     )
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """Where a test's store is; the tests in tests/store put MariaDB in its place."""
+    return f"sqlite:///{tmp_path}/store.sqlite"

@@ -26,7 +26,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "configure": LazyCommand(
         "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."
     ),
+    "db": LazyCommand("slurm_gpushare.cli.db:db", "Look after the store: check, migrate, backup, prune."),
     "doctor": LazyCommand("slurm_gpushare.cli.doctor:doctor", "Check the set-up, each line with its fix."),
+    "ingest": LazyCommand("slurm_gpushare.cli.ingest:ingest", "Take waiting telemetry records into the store."),
     "report": LazyCommand("slurm_gpushare.cli.report:report", "Show what was shared, what it cost and what it saved."),
     "simulate": LazyCommand("slurm_gpushare.cli.simulate:simulate", "Run our policy and its peers on the same jobs."),
     "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),

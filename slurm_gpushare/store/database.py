@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from slurm_gpushare.errors import BadInput, GpushareError
 
 _BUSY_S = 15.0
+_TAKE_TURN = "SELECT value FROM counter WHERE name = 'writer' FOR UPDATE"
 _URL_HINT = "StoreUrl is sqlite:////path/to/store.sqlite or mysql+pymysql://user:password@host/database."
 
 
@@ -57,12 +58,17 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """A transaction that is committed at the end, or leaves no trace."""
+    def write(self, *, alone: bool = True) -> Iterator[Connection]:
+        """A transaction that is committed at the end, or leaves no trace.
+
+        Writers take turns: SQLite sees to that itself, on MariaDB a row lock does, unless not `alone`.
+        """
         if self.read_only:
             raise StoreError(f"{self.where}: opened for reading only")
         writer = self._engine.execution_options(gpushare_begin="BEGIN IMMEDIATE")
         with self._errors(), writer.connect() as connection, connection.begin():
+            if alone and not self.is_sqlite:
+                connection.exec_driver_sql(_TAKE_TURN)
             yield connection
 
     def close(self) -> None:

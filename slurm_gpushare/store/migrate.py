@@ -76,10 +76,10 @@ def migrate(database: Database, migrations: tuple[Migration, ...] | None = None)
     """
     migrations = known_migrations() if migrations is None else migrations
     applied: list[Migration] = []
-    with database.write() as connection:
+    with database.write(alone=False) as connection:
         connection.exec_driver_sql(_CREATE_LEDGER)
     for migration in migrations:
-        with database.write() as connection:
+        with database.write(alone=False) as connection:
             version = _version(connection)
             if version > migrations[-1].version:
                 raise _newer(database, version, migrations[-1].version)

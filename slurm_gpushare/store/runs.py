@@ -74,7 +74,7 @@ _r = schema.run.c
 _KNOWN: Select[Any] = select(
     _r.id, _r.settled_seq, _r.token, _r.job_id, _r.by_node, _r.node, _r.gpu_index, _r.gpu_model, _r.start_s, _r.end_s,
     _r.alone_s, _r.shared_s, _r.generation,
-).where(_r.state.in_(("counted", "brief")))  # fmt: skip
+).where(_r.state.in_(("counted", "kept")))  # fmt: skip
 
 
 class Live:

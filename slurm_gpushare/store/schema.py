@@ -41,7 +41,9 @@ interim = _table(
     job_id=BigInteger, node=_NODE, gpu_index=Integer, author_uid=BigInteger, run_id=String(32), seq=BigInteger,
     at_s=Double, body=Text,
 )  # fmt: skip
-ingested = _table("ingested", "author_uid record_id", author_uid=BigInteger, record_id=String(64), end_s=Double)
+ingested = _table(
+    "ingested", "author_uid run_id", author_uid=BigInteger, run_id=String(32), seq=BigInteger, end_s=Double
+)
 inbox = _table("inbox", "id", id=Integer, received_s=BigInteger, credential=Text)
 model = _table("model", "version", version=Integer, gpu_model=_MODEL, created_s=BigInteger, body=Text)
 knowledge = _table("knowledge", "name", name=String(190), updated_s=BigInteger, body=Text)

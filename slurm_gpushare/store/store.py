@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from slurm_gpushare.store.arrivals import Inbox
 from slurm_gpushare.store.counters import Counters
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.decisions import Decisions
@@ -33,6 +34,7 @@ class Store:
         self.sharing = Sharing(self.database)
         self.decisions = Decisions(self.database)
         self.counters = Counters(self.database)
+        self.inbox = Inbox(self.database)
 
     @classmethod
     def create(cls, url: str) -> Store:

@@ -146,6 +146,7 @@ def gpushare_conf(layout: Layout, state: State) -> str:
         "StoreUrl": f"sqlite:///{layout.gpushare}/store.sqlite",
         "HookFile": f"{layout.gpushare}/hook.sqlite",
         "SpoolDir": f"{layout.gpushare}/spool",
+        "MungeSocket": str(layout.munge_socket),
         "StateDir": f"{layout.gpushare}/state",
         "SampleSeconds": "0.2",
         "InterimSeconds": "2",

@@ -1,0 +1,99 @@
+"""``gpushare db``: look after the store."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import click
+
+from slurm_gpushare.cli.output import Column, echo_json, table
+from slurm_gpushare.config import load_config
+from slurm_gpushare.errors import BadInput, Exit
+
+_UNITS_S = {"h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+
+
+@click.group("db")
+def db() -> None:
+    """Look after the store: check, migrate, backup, prune."""
+
+
+@db.command("check")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+def check(ctx: click.Context, as_json: bool) -> None:
+    """Check that the store is sound, and say how much is in it. Exit code 3 if it is not."""
+    from slurm_gpushare.store import Store
+    from slurm_gpushare.store.database import Database
+    from slurm_gpushare.store.maintenance import problems, sizes
+
+    config = load_config()
+    database = Database(config.store_url, must_exist=True)
+    found = problems(database)
+    rows = {}
+    if not found:
+        with Store(config.store_url) as store:
+            rows = sizes(store)
+    if as_json:
+        echo_json({"store": database.where, "problems": found, "rows": rows})
+    elif found:
+        for line in found:
+            click.echo(f"{database.where}: {line}")
+    else:
+        click.echo(table((Column("TABLE"), Column("ROWS", align="right")), list(rows.items())))
+        click.echo(f"{database.where}: sound")
+    if found:
+        ctx.exit(Exit.PROBLEMS)
+
+
+@db.command("migrate")
+def migrate_command() -> None:
+    """Make the store, or bring it to this release's schema."""
+    from slurm_gpushare.store.database import Database
+    from slurm_gpushare.store.migrate import known_migrations, migrate
+
+    database = Database(load_config().store_url)
+    applied = migrate(database)
+    for migration in applied:
+        click.echo(f"{database.where}: applied {migration.version:04d}_{migration.name}")
+    if not applied:
+        click.echo(f"{database.where}: up to date (schema {known_migrations()[-1].version})")
+
+
+@db.command("backup")
+@click.argument("file", type=click.Path(path_type=Path))
+def backup_command(file: Path) -> None:
+    """Copy the store to FILE while it is in use."""
+    from slurm_gpushare.store.database import Database
+    from slurm_gpushare.store.maintenance import backup
+
+    database = Database(load_config().store_url, must_exist=True)
+    backup(database, file)
+    click.echo(f"{database.where}: copied to {file}")
+
+
+@db.command("prune")
+@click.option("--older-than", "age", required=True, metavar="AGE", help="Age such as 90d, 26w or 2y.")
+def prune_command(age: str) -> None:
+    """Forget runs, decisions and observations older than AGE, and tokens not used since.
+
+    What profiles of tokens still in use rest on is kept.
+    """
+    from slurm_gpushare.store import Store
+    from slurm_gpushare.store.maintenance import prune
+
+    before_s = time.time() - _seconds(age)
+    with Store(load_config().store_url) as store:
+        removed = prune(store, before_s)
+        where = store.database.where
+    told = ", ".join(f"{count} of {name}" for name, count in sorted(removed.items()) if count)
+    click.echo(f"{where}: removed {told or 'nothing'}")
+
+
+def _seconds(age: str) -> float:
+    match = re.fullmatch(r"(\d{1,6})([hdwy])", age)
+    if match is None:
+        raise BadInput(f"--older-than {age}: not an age", "Write a number and h, d, w or y: 90d.")
+    return int(match[1]) * _UNITS_S[match[2]]

@@ -1,0 +1,93 @@
+"""Several runs of one workload, combined into one profile that a single odd run cannot bend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from slurm_gpushare.telemetry.record import Features, Record
+
+Numbers = Mapping[str, float]
+
+REMEMBERED_RUNS = 9
+"""The latest runs that are combined: enough for a steady median, few enough to follow slow change."""
+
+_TOLERANCE_POINTS = {
+    "gpu_util_mean_pct": 15.0,
+    "mem_access_mean_pct": 15.0,
+    "mgmap": 15.0,
+    # Maxima vary more from run to run than means do.
+    "mgup": 25.0,
+    "mgtsamp": 25.0,
+}
+_TOLERANCE_SCATTERS = 5.0
+_LEAST_SAMPLES = 3
+_LEAST_PART = 0.2  # of the usual time measured
+_MOSTLY = 0.9  # of the time measured, for a run to count as alone
+_MAD_TO_SD = 1.4826
+
+# About the measurement, not about the workload: kept with the run, left out of the profile.
+MEASURED_S, ALONE_PART, SAMPLES = "measured_s", "alone_part", "samples"
+_ABOUT_MEASURING = frozenset({MEASURED_S, ALONE_PART, SAMPLES})
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """A profile's numbers."""
+
+    features: Numbers
+    scatter: Numbers
+
+
+def features_of(record: Record) -> dict[str, float]:
+    """The numbers of a run that count: the features, the mean of every attribute, and how well it was measured."""
+    core = {name: getattr(record.features, name) for name in Features.__slots__}
+    numbers = {name: value for name, value in core.items() if value is not None}
+    numbers.update((f"{name}_mean", stat.mean) for name, stat in record.profile.stats.items())
+    util = record.profile.stats.get("gpu_util_pct")
+    numbers[SAMPLES] = util.n if util else 0
+    numbers[MEASURED_S] = seconds = record.profile.seconds
+    numbers[ALONE_PART] = record.profile.alone_s / seconds if seconds else 0.0
+    return {name: float(f"{value:.6g}") for name, value in numbers.items()}
+
+
+def describes_alone(run: Numbers) -> bool:
+    """Whether a run shows what the workload does with a GPU of its own."""
+    measured = "mgup" in run and "mgmap" in run and "mem_used_mib" in run
+    return measured and run[SAMPLES] >= _LEAST_SAMPLES and run[ALONE_PART] >= _MOSTLY
+
+
+def is_brief(earlier: Sequence[Numbers], new: Numbers) -> bool:
+    """Whether a run was over so soon, compared with the earlier ones, that it says nothing."""
+    return bool(earlier) and new[MEASURED_S] < _LEAST_PART * median(run[MEASURED_S] for run in earlier)
+
+
+def unlike(earlier: Sequence[Numbers], new: Numbers) -> str | None:
+    """How `new` differs from what the earlier runs have in common, or None if it fits in."""
+    if not earlier:
+        return None
+    usual = combine(earlier)
+    for name, points in _TOLERANCE_POINTS.items():
+        if name not in new or name not in usual.features:
+            continue
+        tolerance = max(points, _TOLERANCE_SCATTERS * usual.scatter.get(name, 0.0))
+        if abs(new[name] - usual.features[name]) > tolerance:
+            return f"{name} {usual.features[name]:.0f} -> {new[name]:.0f}"
+    return None
+
+
+def combine(runs: Sequence[Numbers]) -> Combined:
+    """The median of every number, and its scatter (scaled median deviation); memory is the highest peak.
+
+    A profile that says too little memory would make a neighbour run out of it, so there the median will not do.
+    """
+    features: dict[str, float] = {}
+    scatter: dict[str, float] = {}
+    for name in {name: None for run in runs for name in run if name not in _ABOUT_MEASURING}:
+        values = [run[name] for run in runs if name in run]
+        middle = median(values)
+        features[name] = max(values) if name in {"mem_used_mib", "mgmap"} else middle
+        if len(values) > 1:
+            scatter[name] = float(f"{_MAD_TO_SD * median(abs(value - middle) for value in values):.6g}")
+    return Combined(features, scatter)

@@ -1,0 +1,212 @@
+"""The transaction that takes opened records in, once each, whatever happened before or happens next."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, select, update
+
+from slurm_gpushare.store import counters, schema
+from slurm_gpushare.store.combine import features_of
+from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.refine import uncount
+from slurm_gpushare.telemetry.record import Kind, Record
+
+_CHUNK = 400
+_NO_NODE = "user"  # stands where a user's record names a node: nothing that a user can choose is kept
+MODEL_PREFIX = "gpu."
+"""``gpu.V100`` counts the records of nodes by GPU model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An opened record, who made it, and where it lies."""
+
+    record: Record
+    author_uid: int
+    by_node: bool
+    body: str
+    inbox_id: int | None = None
+
+    @property
+    def run(self) -> tuple[int, str]:
+        return self.author_uid, self.record.run_id
+
+
+def letter(record: Record, payload: bytes, author_uid: int, by_node: bool, inbox_id: int | None) -> Letter:
+    """What is kept of a record: a node's as it is, a user's without the node that it names."""
+    if by_node:
+        return Letter(record, author_uid, True, payload.decode("ascii").strip(), inbox_id)
+    anonymous = replace(record, node=_NO_NODE)
+    return Letter(anonymous, author_uid, False, anonymous.to_json(), inbox_id)
+
+
+def take_in(database: Database, letters: Sequence[Letter], done_inbox: Sequence[int] = ()) -> Counter[str]:
+    """Keep the letters and remove their inbox rows, all in one transaction; returns what became of them.
+
+    Exactly once: a final record is known by author and run, in the same transaction that keeps it. Seen again,
+    with the same or a lower sequence number, it changes nothing; a higher one replaces it. An interim record
+    only ever replaces a lower one, and none once the final is here.
+    """
+    with database.write() as connection:
+        known = _known_runs(connection, letters)
+        counts: Counter[str] = Counter()
+        finals = list(_newest(letters, Kind.FINAL))
+        counts["duplicate"] = sum(item.record.kind is Kind.FINAL for item in letters) - len(finals)
+        fresh = [item for item in finals if item.record.seq > known.get(item.run, -1)]
+        counts["duplicate"] += len(finals) - len(fresh)
+        counts["final"] = len(fresh)
+        _keep_finals(connection, fresh, known)
+        ended = known.keys() | {item.run for item in fresh}
+        interims = [item for item in _newest(letters, Kind.INTERIM) if item.run not in ended]
+        counts["interim"] = _keep_interims(connection, interims)
+        for item in fresh:
+            if item.by_node and item.record.gpu_model:
+                counts[MODEL_PREFIX + item.record.gpu_model] += 1
+        counters.add(connection, {name: count for name, count in counts.items() if count})
+        rows = [*done_inbox, *(item.inbox_id for item in letters if item.inbox_id is not None)]
+        _delete(connection, schema.inbox, "id", rows)
+    return counts
+
+
+def insert_runs(connection: Connection, letters: Sequence[Letter]) -> None:
+    """Add runs that wait for their token, with their numbers. An earlier record of the same run goes."""
+    _forget_runs(connection, letters)
+    if not letters:
+        return
+    connection.execute(schema.run.insert(), [_run_row(item) for item in letters])
+    ids = _ids(connection, letters)
+    details = [
+        {"id": ids[item.run], "features": json.dumps(features_of(item.record)), "body": item.body} for item in letters
+    ]
+    connection.execute(schema.run_detail.insert(), details)
+
+
+def _newest(letters: Sequence[Letter], kind: Kind) -> Iterator[Letter]:
+    """Of each run in the batch, the record that says most."""
+    latest: dict[tuple[int, str], Letter] = {}
+    for item in letters:
+        if item.record.kind is kind and (item.run not in latest or item.record.seq > latest[item.run].record.seq):
+            latest[item.run] = item
+    return iter(latest.values())
+
+
+def _known_runs(connection: Connection, letters: Sequence[Letter]) -> dict[tuple[int, str], int]:
+    g = schema.ingested.c
+    query = select(g.author_uid, g.run_id, g.seq)
+    found: dict[tuple[int, str], int] = {}
+    for chunk in _chunks(sorted({item.record.run_id for item in letters})):
+        for row in connection.execute(
+            query.where(g.run_id.in_(chunk), g.author_uid.in_({i.author_uid for i in letters}))
+        ):
+            found[row.author_uid, row.run_id] = row.seq
+    return found
+
+
+def _keep_finals(connection: Connection, letters: Sequence[Letter], known: dict[tuple[int, str], int]) -> None:
+    g = schema.ingested
+    insert_runs(connection, letters)
+    new = [item for item in letters if item.run not in known]
+    if new:
+        connection.execute(g.insert(), [_ingested_row(item) for item in new])
+    for item in letters:
+        if item.run in known:
+            connection.execute(
+                update(g)
+                .where(g.c.author_uid == item.author_uid, g.c.run_id == item.record.run_id)
+                .values(seq=item.record.seq, end_s=item.record.end_s)
+            )
+    _delete(connection, schema.interim, "run_id", [item.record.run_id for item in letters if item.by_node])
+
+
+def _keep_interims(connection: Connection, letters: Sequence[Letter]) -> int:
+    i = schema.interim
+    held: dict[tuple[int, str, int], tuple[str, int, float]] = {}
+    for chunk in _chunks(sorted({item.record.job_id for item in letters})):
+        for row in connection.execute(
+            select(i.c.job_id, i.c.node, i.c.gpu_index, i.c.run_id, i.c.seq, i.c.at_s).where(i.c.job_id.in_(chunk))
+        ):
+            held[row.job_id, row.node, row.gpu_index] = (row.run_id, row.seq, row.at_s)
+    newer: dict[tuple[int, str, int], Letter] = {}
+    for item in letters:
+        record = item.record
+        key = (record.job_id, record.node, record.gpu_index)
+        other = newer[key].record if key in newer else None
+        run_id, seq, at_s = (other.run_id, other.seq, other.end_s) if other else held.get(key, ("", -1, -1.0))
+        if record.seq > seq if record.run_id == run_id else record.end_s > at_s:
+            newer[key] = item
+    for key in newer:
+        if key in held:
+            connection.execute(delete(i).where(i.c.job_id == key[0], i.c.node == key[1], i.c.gpu_index == key[2]))
+    if newer:
+        connection.execute(i.insert(), [_interim_row(item) for item in newer.values()])
+    return len(newer)
+
+
+def _forget_runs(connection: Connection, letters: Sequence[Letter]) -> None:
+    ids = list(_ids(connection, letters).values())
+    uncount(connection, ids)
+    _delete(connection, schema.run_detail, "id", ids)
+    _delete(connection, schema.run, "id", ids)
+
+
+def _ids(connection: Connection, letters: Sequence[Letter]) -> dict[tuple[int, str], int]:
+    r = schema.run.c
+    found: dict[tuple[int, str], int] = {}
+    authors = {item.author_uid for item in letters}
+    for chunk in _chunks([item.record.run_id for item in letters]):
+        query = select(r.id, r.author_uid, r.run_id).where(r.author_uid.in_(authors), r.run_id.in_(chunk))
+        found.update(((row.author_uid, row.run_id), row.id) for row in connection.execute(query))
+    return {item.run: found[item.run] for item in letters if item.run in found}
+
+
+def _delete(connection: Connection, table: Table, column: str, values: Sequence[Any]) -> None:
+    for chunk in _chunks(values):
+        connection.execute(delete(table).where(table.c[column].in_(chunk)))
+
+
+def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (values[at : at + _CHUNK] for at in range(0, len(values), _CHUNK))
+
+
+def _run_row(item: Letter) -> dict[str, Any]:
+    record = item.record
+    return {
+        "state": "waiting",
+        "by_node": int(item.by_node),
+        "author_uid": item.author_uid,
+        "run_id": record.run_id,
+        "seq": record.seq,
+        "token": record.token,
+        "job_id": record.job_id,
+        "node": record.node if item.by_node else "",
+        "gpu_index": record.gpu_index,
+        "gpu_model": record.gpu_model or "",
+        "start_s": record.start_s,
+        "end_s": record.end_s,
+        "alone_s": record.alone_s,
+        "shared_s": record.shared_s,
+    }
+
+
+def _ingested_row(item: Letter) -> dict[str, Any]:
+    record = item.record
+    return {"author_uid": item.author_uid, "run_id": record.run_id, "seq": record.seq, "end_s": record.end_s}
+
+
+def _interim_row(item: Letter) -> dict[str, Any]:
+    record = item.record
+    return {
+        "job_id": record.job_id,
+        "node": record.node,
+        "gpu_index": record.gpu_index,
+        "author_uid": item.author_uid,
+        "run_id": record.run_id,
+        "seq": record.seq,
+        "at_s": record.end_s,
+        "body": item.body,
+    }

@@ -1,0 +1,216 @@
+"""New runs of a token change its profile: combined with the earlier ones, or in their place."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+
+from slurm_gpushare.store import schema
+from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
+from slurm_gpushare.store.counters import next_change
+from slurm_gpushare.store.workloads import touch
+
+_CHUNK = 200
+_Key = tuple[str, str]  # token, GPU model
+
+
+@dataclass(frozen=True, slots=True)
+class RunNumbers:
+    """A run as far as profiles are concerned."""
+
+    id: int
+    token: str
+    gpu_model: str
+    by_node: bool
+    elapsed_s: float
+    never_shared: bool
+    features: Numbers
+
+    @classmethod
+    def of(cls, row: Any) -> RunNumbers:
+        return cls(
+            id=row.id,
+            token=row.token,
+            gpu_model=row.gpu_model,
+            by_node=bool(row.by_node),
+            elapsed_s=row.end_s - row.start_s,
+            never_shared=row.shared_s == 0,
+            features=json.loads(row.features),
+        )
+
+
+@dataclass(slots=True)
+class Refined:
+    """What new runs did to profiles."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    restarts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _State:
+    """A profile while new runs are added to it."""
+
+    generation: int = 1
+    count: int = 0
+    runs: list[RunNumbers] = field(default_factory=list)
+    """The latest of them."""
+    restarted_s: int | None = None
+    exists: bool = False
+    changed: bool = False
+    memory_grew: bool = False
+    cluster: tuple[int | None, int | None] = (None, None)
+    mem_used_mib: float = 0.0
+
+
+def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Refined:
+    """Add `fresh` runs, in order, to their profiles."""
+    result = Refined()
+    states = _load(connection, {(run.token, run.gpu_model) for run in fresh})
+    verdicts: list[dict[str, Any]] = []
+    now_s = int(time.time())
+    for run in fresh:
+        state = states[run.token, run.gpu_model]
+        counted = _add(state, run, now_s, result)
+        verdicts.append({"b_id": run.id, "b_state": "counted" if counted else "kept",
+                         "b_generation": state.generation if counted else None})  # fmt: skip
+    _mark(connection, verdicts)
+    _save(connection, {key: state for key, state in states.items() if state.changed}, now_s)
+    _save_memory(connection, {key: s for key, s in states.items() if s.memory_grew and not s.changed})
+    result.counts.update("counted" if v["b_generation"] else "kept" for v in verdicts)
+    return result
+
+
+def uncount(connection: Connection, run_ids: Sequence[int]) -> None:
+    """Take runs out of the number of runs that their profiles rest on, before they are replaced or outranked."""
+    p, r = schema.profile, schema.run.c
+    for at in range(0, len(run_ids), _CHUNK):
+        chunk = run_ids[at : at + _CHUNK]
+        query = select(r.token, r.gpu_model, r.generation).where(r.id.in_(chunk), r.state == "counted")
+        for row in connection.execute(query).all():
+            same = (p.c.token == row.token, p.c.gpu_model == row.gpu_model, p.c.generation == row.generation)
+            connection.execute(update(p).where(*same).values(runs=p.c.runs - 1))
+
+
+def _add(state: _State, run: RunNumbers, now_s: int, result: Refined) -> bool:
+    mem_mib = run.features.get("mem_used_mib", 0.0)
+    if state.exists and mem_mib > state.mem_used_mib:
+        # A peak is a peak, beside a neighbour too.
+        state.mem_used_mib, state.memory_grew = mem_mib, True
+    earlier = [item.features for item in state.runs[-REMEMBERED_RUNS:]]
+    if not describes_alone(run.features) or not run.gpu_model or is_brief(earlier, run.features):
+        return False
+    if reason := unlike(earlier, run.features):
+        state.generation += 1
+        state.count = 0
+        state.runs.clear()
+        state.restarted_s, state.mem_used_mib = now_s, 0.0
+        result.counts["restarted"] += 1
+        result.restarts.append(f"{run.token}: a run unlike the earlier ones ({reason}) starts its profile anew")
+    state.runs.append(run)
+    state.count += 1
+    state.mem_used_mib = max(state.mem_used_mib, mem_mib)
+    state.changed = state.exists = True
+    return True
+
+
+def _load(connection: Connection, keys: set[_Key]) -> dict[_Key, _State]:
+    states = {key: _State() for key in keys}
+    p, tokens = schema.profile.c, sorted({token for token, _ in keys})
+    known: list[tuple[str, str, int]] = []
+    for at in range(0, len(tokens), _CHUNK):
+        query = select(
+            p.token, p.gpu_model, p.generation, p.runs, p.restarted_s, p.cluster, p.model_version, p.mem_used_mib
+        ).where(p.token.in_(tokens[at : at + _CHUNK]))
+        for row in connection.execute(query):
+            state = states.get((row.token, row.gpu_model))
+            if state is not None:
+                state.generation, state.restarted_s, state.exists = row.generation, row.restarted_s, True
+                state.count = row.runs
+                state.cluster, state.mem_used_mib = (row.cluster, row.model_version), row.mem_used_mib
+                known.append((row.token, row.gpu_model, row.generation))
+    for token, gpu_model, generation in known:
+        states[token, gpu_model].runs = _earlier(connection, token, gpu_model, generation)
+    return states
+
+
+def _earlier(connection: Connection, token: str, gpu_model: str, generation: int) -> list[RunNumbers]:
+    rows = connection.execute(_EARLIER, {"b_token": token, "b_model": gpu_model, "b_generation": generation}).all()
+    return [RunNumbers.of(row) for row in reversed(rows)]
+
+
+_r, _d = schema.run.c, schema.run_detail.c
+_EARLIER = (
+    select(_r.id, _r.token, _r.gpu_model, _r.by_node, _r.start_s, _r.end_s, _r.shared_s, _d.features)
+    .join_from(schema.run, schema.run_detail, _r.id == _d.id)
+    .where(
+        _r.token == bindparam("b_token"),
+        _r.gpu_model == bindparam("b_model"),
+        _r.generation == bindparam("b_generation"),
+        _r.state == "counted",
+    )
+    .order_by(_r.id.desc())
+    .limit(REMEMBERED_RUNS)
+)
+
+
+def _mark(connection: Connection, verdicts: Sequence[Mapping[str, Any]]) -> None:
+    if not verdicts:
+        return
+    r = schema.run
+    statement = (
+        update(r)
+        .where(r.c.id == bindparam("b_id"))
+        .values(state=bindparam("b_state"), generation=bindparam("b_generation"), settled_seq=next_change(connection))
+    )
+    connection.execute(statement, list(verdicts))
+
+
+def _save(connection: Connection, states: Mapping[_Key, _State], now_s: int) -> None:
+    if not states:
+        return
+    p = schema.profile
+    statement = delete(p).where(p.c.token == bindparam("b_token"), p.c.gpu_model == bindparam("b_model"))
+    connection.execute(statement, [{"b_token": token, "b_model": gpu_model} for token, gpu_model in states])
+    connection.execute(p.insert(), [_row(key, state, now_s) for key, state in states.items()])
+    touch(connection, {token for token, _ in states})
+
+
+def _save_memory(connection: Connection, states: Mapping[_Key, _State]) -> None:
+    p = schema.profile
+    for (token, gpu_model), state in states.items():
+        where = (p.c.token == token, p.c.gpu_model == gpu_model)
+        connection.execute(update(p).where(*where).values(mem_used_mib=ceil(state.mem_used_mib)))
+    if states:
+        touch(connection, {token for token, _ in states})
+
+
+def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
+    runs = state.runs[-REMEMBERED_RUNS:]
+    combined = combine([run.features for run in runs])
+    elapsed = [run.elapsed_s for run in runs if run.by_node and run.never_shared]
+    cluster, version = state.cluster  # the old one holds until the helper has assigned the new one
+    return {
+        "token": key[0],
+        "gpu_model": key[1],
+        "generation": state.generation,
+        "runs": state.count,
+        "mem_used_mib": ceil(state.mem_used_mib),
+        "mem_total_mib": round(combined.features.get("mem_total_mib", 0.0)),
+        "duration_s": median(elapsed) if elapsed else None,
+        "features": json.dumps(combined.features),
+        "scatter": json.dumps(combined.scatter),
+        "cluster": cluster,
+        "model_version": version,
+        "needs_cluster": 1,
+        "restarted_s": state.restarted_s,
+        "updated_s": now_s,
+    }

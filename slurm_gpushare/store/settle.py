@@ -1,0 +1,166 @@
+"""Giving runs their token: from Slurm's tag of the job, on the controller, because nodes never learn it.
+
+A run waits until Slurm knows its job. Then it is counted for the token's profile, kept beside it, or dropped:
+a job without a token took no part, so nothing of it is kept; a record for somebody else's token counts nowhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, select, update
+
+from slurm_gpushare.store import counters, schema
+from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.refine import RunNumbers, refine, uncount
+from slurm_gpushare.store.tags import JobTag
+from slurm_gpushare.store.workloads import claim
+from slurm_gpushare.tokens import TOKEN
+
+_CHUNK = 400
+
+
+@dataclass(slots=True)
+class Settled:
+    """What became of waiting runs."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """``counted``, ``kept``, ``untokened``, ``foreign``, ``outranked``, ``restarted``."""
+    restarts: list[str] = field(default_factory=list)
+    """One line for each profile that a run much unlike the earlier ones started anew."""
+
+    def add(self, other: Settled) -> None:
+        self.counts.update(other.counts)
+        self.restarts.extend(other.restarts)
+
+
+def waiting_jobs(database: Database) -> list[int]:
+    """Jobs of runs that wait for their tag."""
+    r = schema.run.c
+    with database.read() as connection:
+        return list(connection.scalars(select(r.job_id).where(r.state == "waiting").distinct().order_by(r.job_id)))
+
+
+def settle(database: Database, tags: Mapping[int, JobTag]) -> Settled:
+    """Settle the waiting runs of the jobs in `tags`, and users' runs that name their token themselves."""
+    result = Settled()
+    jobs = sorted(tags)  # the first job of a token owns it
+    for at in range(0, len(jobs), _CHUNK):
+        chunk = jobs[at : at + _CHUNK]
+        with database.write() as connection:
+            result.add(_settle(connection, _waiting(connection, schema.run.c.job_id.in_(chunk)), tags))
+    with database.write() as connection:
+        result.add(_settle(connection, _waiting(connection, schema.run.c.token.is_not(None)), tags))
+    return result
+
+
+def give_up(database: Database, ended_before_s: float) -> int:
+    """Stop asking Slurm about jobs that it has not known for long; their runs are kept as ``unresolved``."""
+    r = schema.run
+    with database.write() as connection:
+        old = update(r).where(r.c.state == "waiting", r.c.end_s < ended_before_s).values(state="unresolved")
+        count = connection.execute(old).rowcount
+        counters.add(connection, {"unresolved": count} if count else {})
+    return count
+
+
+def _waiting(connection: Connection, condition: Any) -> Sequence[Any]:
+    r = schema.run.c
+    query = select(r.id, r.by_node, r.author_uid, r.token, r.job_id).where(r.state == "waiting", condition)
+    return connection.execute(query.order_by(r.job_id, r.by_node.desc(), r.id)).all()
+
+
+def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, JobTag]) -> Settled:
+    result = Settled()
+    if not rows:
+        return result
+    dropped: list[int] = []
+    claims: dict[int, tuple[str, int]] = {}
+    for row in rows:
+        claimed = _claimed(row, tags.get(row.job_id))
+        if isinstance(claimed, str):
+            dropped.append(row.id)
+            result.counts[claimed] += 1
+        elif claimed is not None:
+            claims[row.id] = claimed
+    asked: dict[str, int] = {}
+    for token, uid in claims.values():
+        asked.setdefault(token, uid)
+    owners = claim(connection, asked)
+    accepted: dict[int, str] = {}
+    for run_id, (token, uid) in claims.items():
+        if owners[token] == uid:
+            accepted[run_id] = token
+        else:
+            dropped.append(run_id)
+            result.counts["foreign"] += 1
+    _drop(connection, dropped)
+    outranked = _outranked(connection, [row for row in rows if row.id in accepted], accepted)
+    result.counts["outranked"] += len(outranked)
+    _update_tokens(connection, accepted, outranked)
+    fresh = _numbers(connection, [run_id for run_id in accepted if run_id not in outranked])
+    refined = refine(connection, fresh)
+    result.counts.update(refined.counts)
+    result.restarts.extend(refined.restarts)
+    counters.add(connection, {name: count for name, count in result.counts.items() if count})
+    return result
+
+
+def _claimed(row: Any, tag: JobTag | None) -> tuple[str, int] | str | None:
+    """Token and claimant of a run, or why it counts nowhere, or None while it must wait."""
+    if row.token is not None:  # a user's own record says which of the user's workloads it is
+        return row.token, row.author_uid
+    if tag is None:
+        return None
+    if tag.token is None or not TOKEN.fullmatch(tag.token):
+        return "untokened"
+    if not row.by_node and row.author_uid != tag.uid:
+        return "foreign"
+    return tag.token, tag.uid
+
+
+def _outranked(connection: Connection, rows: Sequence[Any], tokens: Mapping[int, str]) -> set[int]:
+    """Users' runs for which a node's record of the same job and token exists, in this batch or before."""
+    r = schema.run.c
+    jobs = sorted({row.job_id for row in rows})
+    query = select(r.id, r.job_id, r.token, r.by_node).where(
+        r.job_id.in_(jobs), r.state.in_(("counted", "kept")), r.token.is_not(None)
+    )
+    here = [(row.id, (row.job_id, tokens[row.id]), row.by_node) for row in rows]
+    here += [(row.id, (row.job_id, row.token), row.by_node) for row in connection.execute(query)] if jobs else []
+    vouched = {key for _, key, by_node in here if by_node}
+    return {run_id for run_id, key, by_node in here if not by_node and key in vouched}
+
+
+def _update_tokens(connection: Connection, accepted: Mapping[int, str], outranked: set[int]) -> None:
+    r = schema.run
+    if accepted:
+        statement = update(r).where(r.c.id == bindparam("b_id")).values(token=bindparam("b_token"))
+        connection.execute(statement, [{"b_id": run_id, "b_token": token} for run_id, token in accepted.items()])
+    ids = sorted(outranked)
+    uncount(connection, ids)
+    for at in range(0, len(ids), _CHUNK):
+        chunk = ids[at : at + _CHUNK]
+        connection.execute(update(r).where(r.c.id.in_(chunk)).values(state="outranked", generation=None))
+
+
+def _numbers(connection: Connection, run_ids: Sequence[int]) -> list[RunNumbers]:
+    r, d = schema.run.c, schema.run_detail.c
+    query = select(
+        r.id, r.token, r.gpu_model, r.by_node, r.start_s, r.end_s, r.alone_s, r.shared_s, d.features
+    ).join_from(schema.run, schema.run_detail, r.id == d.id)
+    found: list[RunNumbers] = []
+    for at in range(0, len(run_ids), _CHUNK):
+        chunk = run_ids[at : at + _CHUNK]
+        found.extend(RunNumbers.of(row) for row in connection.execute(query.where(r.id.in_(chunk)).order_by(r.id)))
+    return found
+
+
+def _drop(connection: Connection, run_ids: Sequence[int]) -> None:
+    for at in range(0, len(run_ids), _CHUNK):
+        chunk = run_ids[at : at + _CHUNK]
+        connection.execute(delete(schema.run_detail).where(schema.run_detail.c.id.in_(chunk)))
+        connection.execute(delete(schema.run).where(schema.run.c.id.in_(chunk)))

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
+
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.store.credential import MungeDown, Sealed
+from slurm_gpushare.store.ingest import Ingest
+from slurm_gpushare.store.tags import JobTag
+from slurm_gpushare.telemetry.record import Kind
+
+A, B = token(1), token(2)
+
+
+@pytest.fixture
+def site(store_url: str, tmp_path: Path) -> Site:
+    return Site(store_url, tmp_path / "spool")
+
+
+def test_a_nodes_record_becomes_the_profile_of_the_jobs_token(site: Site) -> None:
+    site.tags[1] = JobTag(A, ALICE)
+    assert site.take(record(1, util=60.0)) == {"final": 1, "counted": 1}
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert (profile.owner_uid, profile.runs, profile.gpu_model, profile.generation) == (ALICE, 1, "V100", 1)
+    assert (profile.mem_used_mib, profile.mem_total_mib, profile.duration_s) == (4000, 16384, 600.0)
+    assert profile.features["mgup"] == 60.0
+    assert profile.features["power_w_mean"] == 60.0
+    assert profile.cluster is None
+    assert [p.token for p in site.store.profiles.unassigned()] == [A]
+    assert list(site.incoming.iterdir()) == []
+
+
+def test_the_same_record_counts_once_however_often_it_arrives(site: Site) -> None:
+    site.tags[1] = JobTag(A, ALICE)
+    made = record(1)
+    site.take(made, made)
+    assert site.take(made) == {"duplicate": 1}
+    assert site.take(replace(made, record_id="0" * 32)) == {"duplicate": 1}
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert profile.runs == 1
+    assert len(site.store.runs.of_token(A)) == 1
+
+
+def test_a_later_record_of_the_same_run_replaces_the_earlier(site: Site) -> None:
+    site.tags[1] = JobTag(A, ALICE)
+    made = record(1, util=40.0)
+    site.take(made)
+    site.take(replace(made, seq=10, end_s=made.end_s + 30))
+    (run,) = site.store.runs.of_token(A)
+    assert run.end_s == made.end_s + 30
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert profile.runs == 1
+
+
+def test_a_record_waits_until_slurm_knows_its_job(site: Site) -> None:
+    assert site.take(record(7)) == {"final": 1}
+    assert site.ingest.run(NOW + 1).waiting == 1
+    assert site.store.profiles.get(A) is None
+    site.tags[7] = JobTag(A, ALICE)
+    assert site.ingest.run(NOW + 100).counts["counted"] == 1
+    assert site.store.profiles.get(A) is not None
+
+
+def test_slurm_is_asked_about_an_unknown_job_ever_more_rarely(site: Site) -> None:
+    site.take(record(7))
+    asked_at = []
+    for second in range(1, 100):
+        site.tags.asked = None
+        site.ingest.run(NOW + second)
+        if site.tags.asked:
+            asked_at.append(second)
+    assert asked_at == [5, 15, 35, 75]
+
+
+def test_a_record_that_waited_thirty_days_is_kept_but_asked_for_no_more(site: Site) -> None:
+    site.take(record(7))
+    site.ingest.run(NOW + 31 * 86400)
+    site.tags.asked = None
+    summary = site.ingest.run(NOW + 40 * 86400)
+    assert (summary.waiting, site.tags.asked) == (0, None)
+    assert site.store.counters.all()["unresolved"] == 1
+
+
+def test_slurm_being_down_loses_nothing(site: Site) -> None:
+    def down(job_ids: object) -> dict[int, JobTag]:
+        raise GpushareError("squeue: no controller")
+
+    broken = Ingest(site.store, site.spool_dir, site.ingest._open, down)
+    site.spool(record(1))
+    broken.run(NOW)
+    site.tags[1] = JobTag(A, ALICE)
+    assert site.ingest.run(NOW + 10).counts["counted"] == 1
+
+
+def test_nothing_is_kept_of_a_job_without_a_token_but_that_it_was(site: Site) -> None:
+    site.tags[1] = JobTag(None, ALICE)
+    made = record(1)
+    assert site.take(made) == {"final": 1, "untokened": 1}
+    assert site.store.runs.of_job(1) == []
+    assert list(site.store.profiles.all()) == []
+    assert site.store.counters.all()["untokened"] == 1
+    assert site.take(made) == {"duplicate": 1}
+
+
+def test_the_first_job_of_a_token_owns_it(site: Site) -> None:
+    site.tags.update({1: JobTag(A, ALICE), 2: JobTag(A, BOB)})
+    assert site.take(record(2), record(1)) == {"final": 2, "counted": 1, "foreign": 1}
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert (profile.owner_uid, profile.runs) == (ALICE, 1)
+
+
+def test_a_user_cannot_change_another_users_profile(site: Site) -> None:
+    site.tags.update({1: JobTag(A, ALICE), 2: JobTag(None, BOB)})
+    site.take(record(1, util=60.0))
+    assert site.take(command_record(2, token=A, util=1.0), uid=BOB) == {"final": 1, "foreign": 1}
+    assert site.take(command_record(1, util=1.0), uid=BOB) == {"final": 1, "foreign": 1}
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert (profile.runs, profile.features["mgup"]) == (1, 60.0)
+
+
+def test_a_user_cannot_speak_for_a_node(site: Site) -> None:
+    site.tags[1] = JobTag(A, ALICE)
+    (path,) = site.spool(record(1), uid=ALICE)
+    assert site.ingest.run(NOW).counts["rejected"] == 1
+    reason = site.spool_dir / "rejected" / f"{path.name}.reason"
+    assert reason.read_text() == "a job's record that no node vouches for\n"
+    assert (site.spool_dir / "rejected" / path.name).exists()
+
+
+def test_another_user_cannot_use_up_the_id_of_a_nodes_record(site: Site) -> None:
+    site.tags[1] = JobTag(A, ALICE)
+    made = record(1)
+    forged = command_record(1, token=B, run_id=made.run_id, record_id=made.record_id, seq=1000)
+    site.take(forged, uid=BOB)
+    assert site.take(made) == {"final": 1, "counted": 1}
+
+
+def test_a_users_own_profile_counts_for_the_users_token(site: Site) -> None:
+    site.tags[1] = JobTag(None, ALICE)
+    assert site.take(command_record(1, token=B, util=30.0), uid=ALICE) == {"final": 1, "counted": 1}
+    profile = site.store.profiles.get(B)
+    assert profile is not None
+    assert (profile.owner_uid, profile.duration_s) == (ALICE, None)  # one command is not a whole job
+
+
+@pytest.mark.parametrize("node_first", [True, False])
+def test_a_nodes_record_outranks_the_users_of_the_same_job(site: Site, node_first: bool) -> None:
+    site.tags[1] = JobTag(A, ALICE)
+    node, user = (record(1, util=60.0), 0), (command_record(1, util=55.0), ALICE)
+    for made, uid in (node, user) if node_first else (user, node):
+        site.take(made, uid=uid)
+    assert [run.by_node for run in site.store.runs.of_token(A)] == [True]
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert profile.features["mgup"] == 60.0
+    assert profile.runs == 1
+
+
+def test_interim_records_replace_each_other_and_go_when_the_job_ends(site: Site) -> None:
+    final = record(5)
+    first, second = (replace(final, kind=Kind.INTERIM, seq=seq, end_s=final.start_s + 30 * seq) for seq in (1, 2))
+    site.take(first, second)
+    site.take(first)
+    assert site.store.live.of_jobs([5, 6]) == {5: second}
+    assert site.store.live.since(second.end_s) == [second]
+    site.take(final)
+    assert site.store.live.of_jobs([5]) == {}
+    site.take(second)
+    assert site.store.live.of_jobs([5]) == {}
+
+
+def test_a_requeued_job_shows_its_new_run(site: Site) -> None:
+    old = record(5, kind=Kind.INTERIM, seq=50, end_s=NOW - 500)
+    new = record(5, kind=Kind.INTERIM, seq=1, end_s=NOW - 20)
+    site.take(old)
+    site.take(new)
+    site.take(replace(old, seq=51))
+    assert site.store.live.of_jobs([5]) == {5: new}
+
+
+def test_the_last_interim_record_speaks_for_a_sampler_that_died(site: Site) -> None:
+    site.tags[5] = JobTag(A, ALICE)
+    interim = record(5, kind=Kind.INTERIM, seq=3, end_s=NOW - 30)
+    site.take(interim)
+    assert site.store.profiles.get(A) is None
+    site.ingest.run(NOW + 3600)
+    assert site.store.profiles.get(A) is not None
+    assert site.store.live.of_jobs([5]) == {}
+
+
+def test_interim_records_of_users_are_of_no_use(site: Site) -> None:
+    assert site.take(command_record(5, token=A, kind=Kind.INTERIM), uid=ALICE) == {"ignored": 1}
+    assert list(site.incoming.iterdir()) == []
+
+
+def test_records_may_come_through_the_database(site: Site) -> None:
+    site.tags[1] = JobTag(A, ALICE)
+    made = record(1)
+    site.store.inbox.deliver(seal(made))
+    site.store.inbox.deliver(seal(made))
+    site.store.inbox.deliver(b"nonsense")
+    summary = site.ingest.run(NOW)
+    assert {name: n for name, n in summary.counts.items() if n} == {
+        "final": 1, "duplicate": 1, "rejected": 1, "counted": 1,
+    }  # fmt: skip
+    assert site.store.inbox.take(10) == []
+
+
+def test_munge_being_down_leaves_everything_where_it_is(site: Site) -> None:
+    def down(credential: bytes) -> Sealed:
+        raise MungeDown("munge: munged does not answer")
+
+    paths = site.spool(record(1), record(2))
+    with pytest.raises(MungeDown):
+        Ingest(site.store, site.spool_dir, down, site.tags).run(NOW)
+    assert sorted(site.incoming.iterdir()) == sorted(paths)
+
+
+def test_what_is_no_record_goes_to_rejected_with_a_reason(site: Site, tmp_path: Path) -> None:
+    good = record(1)
+    body = json.loads(good.to_json())
+    cases = {
+        "not-munge": b"hello",
+        "not-json": seal("hello"),
+        "unknown-field": seal(json.dumps({**body, "job_name": "secret-project"})),
+        "bad-node": seal(json.dumps({**body, "node": "/home/alice"})),
+        "nan": seal(good.to_json().replace("600.0", "NaN", 1)),
+        "future": seal(replace(good, end_s=NOW + 200_000)),
+        "empty": b"",
+        "huge": b"0:" + b"x" * 300_000,
+    }
+    for name, content in cases.items():
+        (site.incoming / f"{name}.rec").write_bytes(content)
+    (site.incoming / "link.rec").symlink_to("/etc/passwd")
+    (site.incoming / "directory.rec").mkdir()
+    os.mkfifo(site.incoming / "pipe.rec")
+    (site.incoming / "unfinished.tmp").write_text("being written")
+    assert site.ingest.run(NOW).counts["rejected"] == len(cases) + 3
+    assert [path.name for path in site.incoming.iterdir()] == ["unfinished.tmp"]
+    rejected = site.spool_dir / "rejected"
+    reasons = {path.name: path.read_text() for path in rejected.glob("*.reason")}
+    assert set(reasons) == {f"{name}.rec.reason" for name in (*cases, "link", "directory", "pipe")}
+    assert all(reason.count("\n") == 1 and len(reason) > 5 for reason in reasons.values())
+    assert not (rejected / "link.rec").is_symlink()
+    assert "secret-project" not in "".join(reasons.values())
+
+
+def test_a_batch_larger_than_one_transaction_arrives_whole(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_gpushare.store.ingest.BATCH", 7)
+    for job in range(1, 31):
+        site.tags[job] = JobTag(token(job % 5), ALICE)
+    assert site.take(*(record(job) for job in range(1, 31)))["counted"] == 30
+    assert sorted(profile.runs for profile in site.store.profiles.all()) == [6] * 5
