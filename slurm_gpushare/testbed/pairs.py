@@ -1,4 +1,7 @@
-"""Measured co-run rates, from the file format that every command shares (pairs: profile_a, profile_b, ...)."""
+"""Measured co-run rates for emulated jobs, from the pairs files that every command reads.
+
+Read here without numpy: 32 jobs start at once on a small machine, in whatever Python their root file system has.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,10 @@ class PairTable:
     def profiles(self) -> frozenset[str]:
         return frozenset(name for pair in (*self.rates, *self.infeasible) for name in pair)
 
+    def clashes(self, profile: str) -> frozenset[str]:
+        """The profiles that did not fit on one card with `profile`."""
+        return frozenset(b for a, b in self.infeasible if a == profile)
+
 
 def read_pairs(path: Path, gpu_name: str) -> PairTable:
     """The pairs measured on this kind of GPU; a file of one kind only counts whatever it calls it."""
@@ -45,9 +52,10 @@ def read_pairs(path: Path, gpu_name: str) -> PairTable:
         if (row.get("feasible") or "1").strip() == "0":
             infeasible |= {(a, b), (b, a)}
             continue
-        rates[a, b] = _rate(path, line, row["rate_a"])
-        if a != b:
-            rates[b, a] = _rate(path, line, row["rate_b"])
+        rate_a, rate_b = _rate(path, line, row["rate_a"]), _rate(path, line, row["rate_b"])
+        if a == b:
+            rate_a = rate_b = (rate_a + rate_b) / 2  # two runs of one job cannot be told apart
+        rates[a, b], rates[b, a] = rate_a, rate_b
     return PairTable(rates, frozenset(infeasible))
 
 

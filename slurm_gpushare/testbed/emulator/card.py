@@ -9,6 +9,7 @@ import struct
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.testbed.emulator import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _U32 = struct.Struct("=I")
 _U64 = struct.Struct("=Q")
@@ -78,6 +79,14 @@ class CardInfo:
     def mem_usable_mib(self) -> int:
         """What jobs can allocate."""
         return self.mem_total_mib - self.mem_reserved_mib
+
+
+class ComputeMode(IntEnum):
+    """NVML's compute modes, as its numbers."""
+
+    DEFAULT = 0
+    PROHIBITED = 2
+    EXCLUSIVE_PROCESS = 3
 
 
 class OutOfMemory(GpushareError):
@@ -153,21 +162,18 @@ class Card:
                 found.append(Resident(slot, pid, join_us, until_us, self._demand(at)))
         return sorted(found, key=lambda stay: stay.since_us)
 
-    def join(self, demand: Demand) -> Seat:
-        """Allocate memory on the card and sit down, or raise OutOfMemory or CardBusy."""
-        info = self.info
+    def join(self, demand: Demand, clashes: frozenset[str] = frozenset()) -> Seat:
+        """Allocate memory on the card and sit down, or raise OutOfMemory or CardBusy.
+
+        `clashes` names profiles that are known not to fit beside this job, whatever their memory says.
+        """
         with self._locked():
-            present = [stay for stay in self._occupied() if stay is not None]
-            if info.compute_mode == 2 or (info.compute_mode == 3 and present):
+            present = self._present()
+            mode = self.info.compute_mode
+            if mode == ComputeMode.PROHIBITED or (mode == ComputeMode.EXCLUSIVE_PROCESS and present):
                 raise CardBusy("CUDA error: all CUDA-capable devices are busy or unavailable")
-            free_mib = info.mem_usable_mib - sum(mem for _, mem in present)
-            if demand.mem_mib > free_mib:
-                raise OutOfMemory(
-                    f"CUDA out of memory. Tried to allocate {_gib(demand.mem_mib)} (GPU 0; "
-                    f"{_gib(info.mem_total_mib)} total capacity; {_gib(max(free_mib, 0))} free; "
-                    f"{_gib(sum(mem for _, mem in present))} in use by {len(present)} other process(es))"
-                )
-            slot = self._free_slot()
+            self._check_memory(demand.mem_mib, present, any(other.profile in clashes for other in present.values()))
+            slot = self._free_slot(present)
             at = layout.slot_at(slot)
             self._put(at + layout.LEAVE_AT, 1)  # whoever looks while we write sees a stay that ended long ago
             self._put(at + layout.JOIN_AT, 0)
@@ -203,26 +209,43 @@ class Card:
         """End a stay; its memory is free at once."""
         self._put(layout.slot_at(slot) + layout.LEAVE_AT, at_us)
 
-    def _occupied(self) -> list[tuple[int, int] | None]:
-        """(pid, MiB) of each slot whose process lives, suspended or not; None for the others."""
-        held: list[tuple[int, int] | None] = []
+    def grow(self, slot: int, more_mib: int) -> None:
+        """Allocate more, or raise OutOfMemory."""
+        with self._locked():
+            present = self._present()
+            self._check_memory(more_mib, present)
+            self._put(layout.slot_at(slot) + layout.MEMORY_AT, present[slot].mem_mib + more_mib)
+
+    def _check_memory(self, wanted_mib: int, present: Mapping[int, Demand], clash: bool = False) -> None:
+        info = self.info
+        used_mib = sum(demand.mem_mib for demand in present.values())
+        free_mib = max(0, info.mem_usable_mib - used_mib)
+        if wanted_mib > free_mib or clash:
+            raise OutOfMemory(
+                f"CUDA out of memory. Tried to allocate {_gib(wanted_mib)} (GPU {info.index}; "
+                f"{_gib(info.mem_total_mib)} total capacity; {_gib(used_mib)} already allocated; {_gib(free_mib)} free)"
+            )
+
+    def _present(self) -> dict[int, Demand]:
+        """Who holds memory, by slot: every process that lives, suspended ones too."""
+        present = {}
         for slot in range(layout.SLOTS):
             at = layout.slot_at(slot)
-            pid = _U32.unpack_from(self._map, at)[0]
-            live = self._u64(at + layout.JOIN_AT) and not self._u64(at + layout.LEAVE_AT)
-            process = process_start(pid) if live else None
-            same = process is not None and process[1] == self._u64(at + layout.START_TICKS_AT)
-            held.append((pid, self._u64(at + layout.MEMORY_AT)) if same else None)
-        return held
+            if self._u64(at + layout.JOIN_AT) and not self._u64(at + layout.LEAVE_AT):
+                process = process_start(_U32.unpack_from(self._map, at)[0])
+                if process is not None and process[1] == self._u64(at + layout.START_TICKS_AT):
+                    present[slot] = self._demand(at)
+        return present
 
-    def _free_slot(self) -> int:
+    def _free_slot(self, present: Mapping[int, Demand]) -> int:
+        """The slot that ended longest ago, so that neighbours have seen its end."""
+
         def ended_us(slot: int) -> int:
             at = layout.slot_at(slot)
-            if not self._u64(at + layout.JOIN_AT):
-                return 0
-            return self._u64(at + layout.LEAVE_AT) or self._last_sample_us(at) or self._u64(at + layout.JOIN_AT)
+            join_us = self._u64(at + layout.JOIN_AT)
+            return join_us and (self._u64(at + layout.LEAVE_AT) or self._last_sample_us(at) or join_us)
 
-        free = [slot for slot, holder in enumerate(self._occupied()) if holder is None]
+        free = [slot for slot in range(layout.SLOTS) if slot not in present]
         if not free:
             raise CardBusy(f"all {layout.SLOTS} places of the emulated card are taken")
         return min(free, key=ended_us)
@@ -273,6 +296,9 @@ class Seat:
 
     def publish(self, sample: Sample) -> None:
         self.card.publish(self.slot, sample)
+
+    def grow(self, more_mib: int) -> None:
+        self.card.grow(self.slot, more_mib)
 
     def leave(self, at_us: int) -> None:
         self.card.leave(self.slot, at_us)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from enum import IntEnum
 from pathlib import Path
 
 from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.testbed.emulator import layout
+from slurm_gpushare.testbed.emulator.card import ComputeMode
 
 MODEL = "Tesla V100-SXM2-16GB"
 MEM_TOTAL_MIB = 16384
@@ -17,14 +17,6 @@ POWER_LIMIT_W = 300
 POWER_IDLE_W = 42
 MAX_GPUS = 16
 CHECKPOINTS = "checkpoints"
-
-
-class ComputeMode(IntEnum):
-    """NVML's compute modes, as its numbers."""
-
-    DEFAULT = 0
-    PROHIBITED = 2
-    EXCLUSIVE_PROCESS = 3
 
 
 def card_path(emu_dir: Path, node: str, gpu: int) -> Path:
