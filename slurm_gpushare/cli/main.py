@@ -29,6 +29,12 @@ COMMANDS: dict[str, LazyCommand] = {
     "db": LazyCommand("slurm_gpushare.cli.db:db", "Look after the store: check, migrate, backup, prune."),
     "doctor": LazyCommand("slurm_gpushare.cli.doctor:doctor", "Check the set-up, each line with its fix."),
     "ingest": LazyCommand("slurm_gpushare.cli.ingest:ingest", "Take waiting telemetry records into the store."),
+    "jobs": LazyCommand(
+        "slurm_gpushare.cli.status:jobs", "List the jobs that take part: cluster, place, partner, slow-down."
+    ),
+    "status": LazyCommand(
+        "slurm_gpushare.cli.status:status", "Show every GPU of the shared partitions: who is on it and what it costs."
+    ),
     "report": LazyCommand("slurm_gpushare.cli.report:report", "Show what was shared, what it cost and what it saved."),
     "simulate": LazyCommand("slurm_gpushare.cli.simulate:simulate", "Run our policy and its peers on the same jobs."),
     "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),

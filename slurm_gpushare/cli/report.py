@@ -11,16 +11,15 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.output import Column, echo_json, progress, styled, table, text_of, warn
-from slurm_gpushare.config import Config, load_config
-from slurm_gpushare.errors import BadInput, ConfigError, GpushareError
+from slurm_gpushare.cli.access import config_or_defaults, readable_store
+from slurm_gpushare.cli.output import Column, echo_json, progress, styled, table, text_of
+from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.report.collect import Filters, Period, collect, profile_points
 from slurm_gpushare.report.export import to_csv, to_json
 from slurm_gpushare.report.page import render
 from slurm_gpushare.report.summary import Promise, Report, Spread
 from slurm_gpushare.slurm.interface import Slurm, connect
 from slurm_gpushare.slurm.times import parse_time
-from slurm_gpushare.store.store import Store
 
 
 @click.command()
@@ -63,12 +62,12 @@ def report(
     if html and html.exists() and not force:
         raise BadInput(f"{html}: exists already", "Name another file, or add --force.")
     _check_users(users)
-    config, slurm = _config(), connect()
+    config, slurm = config_or_defaults(), connect()
     if not users and not _administers(slurm):
         users = getpass.getuser()
     filters = Filters(users, accounts, partitions or ",".join(config.partitions if config else ()), clusters)
     promise = Promise(config.resident_budget_pct, config.guest_cap_pct) if config else Promise(25.0, 50.0)
-    store = _open_store(config)
+    store = readable_store(config)
     try:
         with progress("Reading accounting", 2) as bar:
             found = collect(slurm, store, period, filters, promise)
@@ -97,29 +96,11 @@ def _check_users(users: str) -> None:
                 raise BadInput(f"there is no user '{name}'") from None
 
 
-def _config() -> Config | None:
-    try:
-        return load_config()
-    except ConfigError as error:
-        warn(f"{error} The defaults are used.")
-        return None
-
-
 def _administers(slurm: Slurm) -> bool:
     """Root and SlurmUser see everybody's jobs."""
     if os.geteuid() == 0:
         return True
     return slurm.config().get("SlurmUser", "").partition("(")[0] == getpass.getuser()
-
-
-def _open_store(config: Config | None) -> Store | None:
-    if config is None:
-        return None
-    try:
-        return Store(config.store_url, read_only=True)
-    except GpushareError as error:
-        warn(f"{error} Only what accounting knows is shown.")
-        return None
 
 
 def _write(path: Path, text: str) -> None:

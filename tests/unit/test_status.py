@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from slurm_things import TOKEN_A, job, node, running
+
+from slurm_gpushare.coschedule.occupancy import occupancy
+from slurm_gpushare.report.status import NOTHING_LIVE, Activity, Cost, GpuLine, Live, gpu_lines, tagged_jobs
+
+SHARED = "gpu:v100_0:0(IDX:N/A),shard:v100_0:2(2/2,0/2)"
+TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
+
+
+def lines(live: Live = NOTHING_LIVE, used: str = SHARED) -> list[GpuLine]:
+    first = running("1", "n0", "gres/shard:v100_0:1", start_s=100, tag=TAG)
+    second = running("2", "n0", "gres/shard:v100_0:1", start_s=200)
+    nodes = [node(used=used)]
+    return gpu_lines(nodes, occupancy(nodes, [first, second]), frozenset(), live)
+
+
+def test_a_line_a_gpu_with_its_jobs_in_order_of_arrival() -> None:
+    shared, idle = lines()
+    assert (shared.state, idle.state) == ("shared", "idle")
+    assert [(tenant.job_id, tenant.cluster) for tenant in shared.tenants] == [("1", 1), ("2", None)]
+    assert (shared.shards_used, shared.shards_total, shared.model) == (2, 2, "v100")
+
+
+def test_without_telemetry_utilisation_is_unknown_not_zero() -> None:
+    assert lines()[0].gpu_util_pct is None
+
+
+def test_utilisation_adds_up_to_no_more_than_the_card() -> None:
+    live = Live({1: Activity(70, 40), 2: Activity(60, 20)}, {2: Cost(10, 12)})
+    shared = lines(live)[0]
+    assert (shared.gpu_util_pct, shared.mem_used_pct) == (100, 60)
+    assert shared.tenants[1].cost == Cost(10, 12)
+
+
+def test_nodes_of_other_partitions_are_left_out() -> None:
+    nodes = [node()]
+    assert gpu_lines(nodes, occupancy(nodes, []), frozenset({"elsewhere"})) == []
+
+
+def test_a_job_knows_its_place_and_its_partner() -> None:
+    first = running("1", "n0", "gres/shard:v100_0:1", start_s=100, tag=TAG)
+    second = running("2", "n0", "gres/shard:v100_0:1", start_s=200, tag=TAG)
+    waiting = job("3", tag=f"GS1:probe;t={TOKEN_A}")
+    stranger = running("4", "n0", "gres/gpu:1")
+    queue = [first, second, waiting, stranger]
+    found = tagged_jobs(queue, occupancy([node(used=SHARED)], queue))
+    assert [(entry.job_id, entry.card, entry.partners) for entry in found] == [
+        ("1", "n0:0", ("2",)),
+        ("2", "n0:0", ("1",)),
+        ("3", None, ()),
+    ]
+    assert found[2].probe
+
+
+def test_status_imports_no_database_and_no_numbers() -> None:
+    heavy = ("numpy", "sqlalchemy", "sklearn")
+    code = f"import sys, slurm_gpushare.cli.status; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
