@@ -161,7 +161,7 @@ function M.single_gpu(read)
   local prefix, gpu_type
   for _, item in ipairs(items) do
     if item.name ~= "gpu" or item.odd then
-      return nil, "it asks for more than a GPU (" .. item.text:sub(1, 40) .. ")"
+      return nil, "it asks for more than a GPU"
     elseif item.count ~= 1 then
       return nil, "it asks for more than one GPU"
     elseif gpu_type and item.type and item.type ~= gpu_type then
@@ -196,12 +196,12 @@ function M.single_gpu(read)
   end
   if min_nodes and min_nodes > 1 then
     return nil, "it asks for more than one node"
+  elseif per.tres_per_task and tasks ~= 1 then
+    return nil, "it asks for a GPU for each of several tasks"
   elseif max_nodes and max_nodes > 1 and not one_in_all then
     return nil, "it may run on more than one node (add -N 1)"
   elseif not max_nodes and not one_in_all and tasks ~= 1 then
     return nil, "its tasks may be spread over nodes (add -N 1)"
-  elseif per.tres_per_task and tasks ~= 1 then
-    return nil, "it asks for a GPU for each of several tasks"
   elseif per.tres_per_socket and read("sockets_per_node") ~= 1 then
     return nil, "it asks for a GPU for each socket"
   end
