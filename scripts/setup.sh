@@ -8,7 +8,7 @@ packages=(
   python3 python3-venv gcc libc6-dev
   slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge
   mariadb-server debootstrap
-  lua5.1 lua5.3 lua5.4 lua-sql-sqlite3 sqlite3
+  lua5.1 lua5.3 lua5.4 lua-sql-sqlite3 sqlite3 binutils
 )
 
 missing=()

@@ -78,6 +78,7 @@ def insert_runs(connection: Connection, letters: Sequence[Letter]) -> None:
     _forget_runs(connection, letters)
     if not letters:
         return
+    letters = sorted(letters, key=lambda item: item.record.end_s)  # ids then follow time within a batch
     connection.execute(schema.run.insert(), [_run_row(item) for item in letters])
     ids = _ids(connection, letters)
     details = [

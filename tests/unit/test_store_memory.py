@@ -1,0 +1,88 @@
+"""Models, knowledge, observations, decisions, sharing: what is put in comes out, in order and once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from store_helpers import ALICE, BOB, NOW, token
+
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.store.sharing import Observation, Span
+
+A, B, C = token(1), token(2), token(3)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.create(store_url) as store:
+        yield store
+
+
+def test_the_first_who_claims_a_token_owns_it(store: Store) -> None:
+    assert store.workloads.claim(A, ALICE) == ALICE
+    assert store.workloads.claim(A, BOB) == ALICE
+
+
+def test_the_latest_model_of_a_gpu_model_is_in_force(store: Store) -> None:
+    assert store.models.latest("V100") is None
+    first = store.models.save("V100", {"k": 3})
+    second = store.models.save("V100", {"k": 4})
+    store.models.save("A100", {"k": 5})
+    latest = store.models.latest("V100")
+    assert latest is not None
+    assert second > first
+    assert (latest.version, latest.body) == (second, {"k": 4})
+
+
+def test_knowledge_is_replaced_by_name(store: Store) -> None:
+    store.knowledge.put({"kb/V100": {"a": 1.5}, f"effect/{A}": {"b": 2}})
+    store.knowledge.put({"kb/V100": {"a": 2.5}})
+    assert store.knowledge.get("kb/V100") == {"a": 2.5}
+    assert store.knowledge.get("kb/A100") is None
+    assert store.knowledge.under("effect/") == {f"effect/{A}": {"b": 2}}
+
+
+def test_an_observation_of_the_same_source_counts_once(store: Store) -> None:
+    seen = Observation("elapsed:12", "V100", A, B, 0.8, 4.0, 1000)
+    assert store.observations.add([seen, seen]) == 1
+    assert store.observations.add([seen, Observation("elapsed:13", "V100", B, A, 0.7, 4.0, 1001)]) == 1
+    first, second = store.observations.after(0)
+    assert (first.source, second.victim, second.rate) == ("elapsed:12", B, 0.7)
+    assert store.observations.after(first.id) == [second]
+
+
+def test_decisions_come_back_oldest_first_with_their_reasons(store: Store) -> None:
+    placed = Decision(7, 100, "placed", "gpu1", 2, 5, 0.8, 0.9, {"because": ["fits"], "isd_pct": 25.0})
+    store.decisions.add([Decision(7, 90, "waits"), placed, Decision(8, 100, "alone")])
+    assert store.decisions.of_job(7) == [Decision(7, 90, "waits"), placed]
+    assert [decision.job_id for decision in store.decisions.between(100, 200)] == [7, 8]
+
+
+def test_a_span_of_sharing_lasts_until_it_is_ended(store: Store) -> None:
+    span = Span(1, 2, A, B, "gpu0", 3, "V100", start_s=100, resident_rate=0.9, guest_rate=0.7)
+    store.sharing.begin([span])
+    store.sharing.begin([span])
+    (open_span,) = store.sharing.open()
+    store.sharing.end({open_span.id: 200})
+    store.sharing.seen({open_span.id: 0.88}, {open_span.id: 0.72})
+    assert store.sharing.open() == []
+    (ended,) = store.sharing.of_job(2)
+    assert (ended.end_s, ended.resident_rate_seen, ended.guest_rate_seen) == (200, 0.88, 0.72)
+    assert list(store.sharing.between(150, 160)) == [ended]
+    assert list(store.sharing.between(200, 300)) == []
+
+
+def test_a_forbidden_pair_has_no_order(store: Store) -> None:
+    store.sharing.forbid(B, A)
+    store.sharing.forbid(A, B)
+    assert store.sharing.forbidden() == {(A, B)}
+
+
+def test_heartbeats_have_names(store: Store) -> None:
+    assert store.live.heartbeat_s() is None
+    store.live.beat(at_s=NOW)
+    store.live.beat(at_s=NOW + 1)
+    store.live.beat("watchdog", at_s=NOW - 1)
+    assert (store.live.heartbeat_s(), store.live.heartbeat_s("watchdog")) == (NOW + 1, NOW - 1)
