@@ -32,6 +32,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "jobs": LazyCommand(
         "slurm_gpushare.cli.status:jobs", "List the jobs that take part: cluster, place, partner, slow-down."
     ),
+    "metrics": LazyCommand(
+        "slurm_gpushare.cli.metrics:metrics", "Print figures for Prometheus, in node_exporter's textfile format."
+    ),
     "status": LazyCommand(
         "slurm_gpushare.cli.status:status", "Show every GPU of the shared partitions: who is on it and what it costs."
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,8 +11,11 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from slurm_gpushare.store import schema
+from slurm_gpushare.store import counters, schema
 from slurm_gpushare.store.database import Database
+
+COUNTED = "decision_"
+"""Start of the counters' names; they outlive pruned decisions, as metrics must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Decisions:
             return
         with self._db.write() as connection:
             connection.execute(schema.decision.insert(), [_row(decision) for decision in decisions])
+            kinds = Counter(decision.kind for decision in decisions)
+            counters.add(connection, {f"{COUNTED}{kind}": count for kind, count in kinds.items()})
 
     def of_job(self, job_id: int) -> list[Decision]:
         """The job's decisions, oldest first."""
