@@ -10,6 +10,9 @@ help: ## show this list
 setup: ## install Debian packages, .venv and this package
 	@scripts/setup.sh
 
+demo: setup ## jobs that share GPUs on a throw-away Slurm
+	@$(PY) -m slurm_gpushare demo
+
 lint: setup ## ruff and mypy --strict
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .

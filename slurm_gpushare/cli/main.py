@@ -22,6 +22,7 @@ class LazyCommand:
 
 
 COMMANDS: dict[str, LazyCommand] = {
+    "demo": LazyCommand("slurm_gpushare.cli.demo:demo", "Show jobs sharing GPUs on a throw-away Slurm."),
     "profile": LazyCommand("slurm_gpushare.cli.profile:profile", "Run a command in a job and profile its first epoch."),
     "configure": LazyCommand(
         "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."

@@ -260,7 +260,9 @@ class Testbed:
         self._require_ours()
         state = self.layout.read_state()
         if state and state.ready and all(self.running().values()):
-            raise GpushareError(f"{self.dir}: a testbed runs here already", "Stop it with 'gpushare testbed down'.")
+            raise GpushareError(
+                f"{self.dir}: a testbed runs here already", f"Stop it with 'gpushare testbed down --dir {self.dir}'."
+            )
         self._progress("cleaning up what an earlier testbed left")
         self._stop_everything()
         self._remove_directory()
