@@ -10,6 +10,7 @@ import click
 
 from slurm_gpushare.errors import Exit, GpushareError
 from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.confs import PARTITION
 from slurm_gpushare.testbed.layout import Shape, default_dir
 from slurm_gpushare.testbed.rootfs import SUITES, host_suite
 
@@ -66,13 +67,17 @@ def down(purge: bool, directory: Path) -> None:
 def status(directory: Path) -> None:
     """Show a testbed's daemons, nodes and GPUs. Exit code 3 if something is dead."""
     bed = Testbed(directory)
+    if bed.layout.read_state() is None and (left := bed.strays()):
+        click.echo(f"{bed.dir}: a start or stop did not finish; processes left: {', '.join(map(str, sorted(left)))}")
+        raise click.exceptions.Exit(Exit.PROBLEMS)
     state = bed.state
     click.echo(f"{bed.dir}: Slurm {state.release} ({state.suite}){'' if state.ready else ', start did not finish'}")
     running = bed.running()
     for name, pid in running.items():
         click.echo(f"  {name:<14} {f'pid {pid}' if pid else 'dead'}")
     if running["slurmctld"] and running["munged"]:
-        click.echo(bed.run(["sinfo", "-N", "-p", "gpu", "-O", "NodeList:10,StateLong:12,Gres:60,GresUsed:60"]).stdout)
+        columns = "NodeList:10,StateLong:12,Gres:.60,GresUsed:.80"
+        click.echo(bed.run(["sinfo", "-N", "-p", PARTITION, "-O", columns], timeout_s=20).stdout.rstrip())
     if not all(running.values()) or not state.ready:
         raise click.exceptions.Exit(Exit.PROBLEMS)
 

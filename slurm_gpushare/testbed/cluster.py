@@ -21,6 +21,7 @@ from slurm_gpushare.testbed.processes import marked_pids, recorded_pid, stop_pid
 from slurm_gpushare.testbed.services import SLURMD, services
 
 Progress = Callable[[str], None]
+_NEEDED_MIB = 300  # 90 MiB at the start, most of it MariaDB's, and room for logs
 
 
 def _silent(_: str) -> None: ...
@@ -113,6 +114,7 @@ class Testbed:
     def _start(self, shape: Shape, accounting: bool, suite: str) -> None:
         layout = self.layout
         layout.claim()
+        _check_space(self.dir)
         root = None if suite == rootfs.host_suite() else rootfs.root_of(suite, self._progress)
         self._progress(f"files in {self.dir}")
         files.make_directories(layout, shape)
@@ -290,6 +292,12 @@ class Testbed:
             raise GpushareError(f"{self.dir}: another 'up' or 'down' is at work here") from None
         finally:
             os.close(lock)
+
+
+def _check_space(directory: Path) -> None:
+    free_mib = shutil.disk_usage(directory).free >> 20
+    if free_mib < _NEEDED_MIB:
+        raise GpushareError(f"{directory}: {free_mib} MiB free, a testbed needs {_NEEDED_MIB}", "Choose another --dir.")
 
 
 def _slurm_release(root: Path | None) -> str:

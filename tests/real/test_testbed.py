@@ -1,0 +1,202 @@
+"""A testbed comes up whole, tells the truth about itself, and leaves nothing behind, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.testbed import confs
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.jobs import submit, wait_for
+from slurm_gpushare.testbed.layout import Layout, Shape
+from slurm_gpushare.testbed.processes import marked_pids, wait_until
+
+GPUSHARE = [sys.executable, "-m", "slurm_gpushare"]
+SMALL = Shape(nodes=1, gpus=1, shards=2)
+
+
+@pytest.fixture
+def spare(short_tmp: Path, request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    """A testbed that is not up, to be broken."""
+    if os.geteuid():
+        pytest.skip("a real Slurm needs root")
+    testbed = Testbed(short_tmp / f"spare{time.monotonic_ns() % 10**6}")
+    yield testbed
+    testbed.down(purge=True)
+
+
+def start(testbed: Testbed) -> Testbed:
+    return testbed.up(SMALL, accounting=False)
+
+
+def command(testbed: Testbed, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
+    argv = [*GPUSHARE, "testbed", verb, "--dir", str(testbed.dir), *options]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+
+
+def nothing_left(testbed: Testbed) -> bool:
+    return not marked_pids(testbed.dir) and not testbed.dir.exists()
+
+
+def test_status_names_a_killed_daemon_and_down_stops_the_rest(spare: Testbed) -> None:
+    start(spare)
+    assert command(spare, "status").returncode == 0
+    spare.kill("slurmd-gpu0")
+    status = command(spare, "status")
+    assert status.returncode == 3
+    assert [line.split() for line in status.stdout.splitlines() if "slurmd" in line] == [["slurmd-gpu0", "dead"]]
+    assert command(spare, "down", "--purge").returncode == 0
+    assert nothing_left(spare)
+
+
+def test_up_again_where_a_testbed_runs_is_refused_and_where_one_is_broken_starts_afresh(spare: Testbed) -> None:
+    start(spare)
+    first = spare.running()
+    with pytest.raises(GpushareError, match="runs here already"):
+        start(Testbed(spare.dir))
+    assert spare.running() == first
+    spare.kill("slurmctld")
+    again = start(Testbed(spare.dir))
+    assert all(again.running().values())
+    assert set(again.running().values()).isdisjoint(first.values())
+    assert not [pid for pid in first.values() if pid in marked_pids(spare.dir)]
+
+
+@pytest.mark.parametrize("moment", ["munged.pid", "slurmctld.pid"])
+def test_a_start_that_was_killed_is_cleaned_up_by_down(spare: Testbed, moment: str) -> None:
+    up = subprocess.Popen(
+        [*GPUSHARE, "testbed", "up", "--nodes=1", "--gpus=1", "--no-accounting", "--dir", str(spare.dir)],
+        stderr=subprocess.DEVNULL,
+    )
+    assert wait_until((spare.layout.run / moment).exists, 30)
+    up.send_signal(signal.SIGKILL)
+    up.wait()
+    assert marked_pids(spare.dir)
+    assert command(spare, "status").returncode == 3
+    assert command(spare, "down", "--purge").returncode == 0
+    assert nothing_left(spare)
+
+
+def test_an_interrupted_start_cleans_up_itself(spare: Testbed) -> None:
+    up = subprocess.Popen([*GPUSHARE, "testbed", "up", "--dir", str(spare.dir)], stderr=subprocess.DEVNULL)
+    assert wait_until((spare.layout.run / "munged.pid").exists, 30)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 130
+    assert nothing_left(spare)
+
+
+def test_down_ends_jobs_that_hide_from_it(spare: Testbed) -> None:
+    start(spare)
+    job = submit(spare, "trap '' TERM; env -i sleep 1000 & env -i setsid sleep 1000; wait")
+    wait_for(spare, job, ["RUNNING"])
+    assert wait_until(lambda: len(_sleepers()) == 2, 20)
+    spare.down(purge=True)
+    assert not _sleepers()
+
+
+def _sleepers() -> list[str]:
+    lines = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if line == "sleep 1000"]
+
+
+def test_two_testbeds_live_side_by_side(testbed: Testbed, spare: Testbed) -> None:
+    start(spare)
+    ports = [testbed.state.ports, spare.state.ports]
+    used = [port for each in ports for port in (each.slurmctld, each.slurmdbd, *each.slurmd)]
+    assert len(set(used)) == len(used)
+    for each in (testbed, spare):
+        wait_for(each, submit(each, "true"), ["COMPLETED"])
+    before = testbed.running()
+    spare.down(purge=True)
+    assert testbed.running() == before
+    wait_for(testbed, submit(testbed, "true"), ["COMPLETED"])
+
+
+def test_a_daemon_that_does_not_start_is_named_with_its_log(spare: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = confs.slurm_conf
+    monkeypatch.setattr(confs, "slurm_conf", lambda *args: good(*args) + "SelectType=select/nonsense\n")
+    with pytest.raises(GpushareError, match=r"slurmctld: died at start: .*select/nonsense"):
+        start(spare)
+    assert nothing_left(spare)
+
+
+def test_a_full_disk_is_one_line(spare: Testbed) -> None:
+    spare.dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(spare.dir)], check=True)
+    try:
+        failed = command(spare, "up", "--nodes=1", "--gpus=1")
+        assert failed.returncode == 1
+        assert "a testbed needs" in failed.stderr
+        assert failed.stderr.startswith("gpushare: error: ")
+        assert failed.stderr.count("\n") == 1
+        assert not list(spare.dir.iterdir())
+        assert not marked_pids(spare.dir)
+    finally:
+        subprocess.run(["umount", str(spare.dir)], check=True)
+
+
+def test_without_gcc_nothing_is_left(
+    spare: Testbed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_tmp: Path
+) -> None:
+    (tmp_path / "slurmctld").symlink_to("/usr/sbin/slurmctld")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(GpushareError, match="gcc, which is not installed"):
+        start(spare)
+    monkeypatch.undo()
+    assert nothing_left(spare)
+
+
+def test_only_root_can_start_one(spare: Testbed) -> None:
+    argv = ["setpriv", "--reuid=nobody", "--clear-groups", *GPUSHARE, "testbed", "up", "--dir", str(spare.dir)]
+    failed = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("gpushare: error: testbed: only root")
+    assert not spare.dir.exists()
+
+
+def test_a_directory_that_holds_something_else_is_left_alone(spare: Testbed) -> None:
+    spare.dir.mkdir()
+    precious = spare.dir / "thesis.tex"
+    precious.write_text("x")
+    for act in (lambda: start(spare), lambda: spare.down(purge=True)):
+        with pytest.raises(BadInput, match="not a testbed's directory"):
+            act()
+    assert precious.read_text() == "x"
+    precious.unlink()
+
+
+def test_a_stale_pid_file_harms_nobody(spare: Testbed) -> None:
+    bystander = subprocess.Popen(["sleep", "100"])
+    try:
+        layout = Layout(spare.dir)
+        spare.dir.mkdir()
+        layout.claim()
+        (layout.run / "slurmctld.pid").write_text(f"{bystander.pid} 12345\n")
+        (layout.run / "munged.pid").write_text("not a number\n")
+        spare.down(purge=True)
+        assert bystander.poll() is None
+        assert not spare.dir.exists()
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_the_machines_own_slurm_and_munge_are_not_touched(testbed: Testbed) -> None:
+    for pid in marked_pids(testbed.dir):
+        try:
+            opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue  # it ended meanwhile
+        assert not [path for path in opened if path.startswith(("/etc/slurm", "/run/munge", "/var/lib/mysql"))]
+    standard = {6817, 6818, 6819, 3306}
+    assert standard.isdisjoint(
+        {testbed.state.ports.slurmctld, testbed.state.ports.slurmdbd, *testbed.state.ports.slurmd}
+    )
