@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.coschedule.settings import PolicySettings
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -25,3 +27,8 @@ def budget_s(run_s: Floats, done_s: Floats, lost_s: Floats, promise_pct: Floats)
     certain = np.where(np.isfinite(run_s), run_s, done_s)
     left: Floats = promise_pct / 100.0 * certain - lost_s
     return left
+
+
+def longest_guest_s(mean_duration_s: float, settings: PolicySettings) -> float:
+    """Guests are short: a long one would hold for days a lane that hundreds of short ones could pass through."""
+    return np.inf if settings.objective == "saving" else settings.express_factor * mean_duration_s

@@ -2,7 +2,7 @@
 
 This is the heart of the plan, on arrays, so that the helper (thousands of jobs a tick) and the simulator (a decision
 an event) run the same code. A *lane* is a card with one sharer and room beside it. Jobs of one *kind* (token) share
-their rates, so what a lane can take is worked out once per kind, not per job.
+their rates, so what can be said about a pair of kinds is worked out once (`Terms`), not per job.
 docs/scheduling.md has the rules and formulas.
 """
 
@@ -22,30 +22,54 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 POD_LANES = 128
-"""Lanes matched exactly at once. Larger queues are dealt to several pods, which keeps the plan near-linear."""
-NEVER = -1.0
+"""Lanes matched exactly at once. A larger cluster is dealt to several pods, which keeps the plan near-linear."""
+ROUNDS = 4
+"""How often what the pods left over is dealt again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates between kinds: row the job, column its neighbour."""
+    """Rates of guests of each kind (row) and of residents of each kind (column) beside each other."""
 
-    mean: Floats
-    low: Floats
+    guest_mean: Floats
+    guest_low: Floats
+    resident_mean: Floats
+    resident_low: Floats
     can_share: Bools
 
-    @property
-    def high(self) -> Floats:
-        """The optimistic end; the interval is symmetric in the logarithm."""
-        return np.minimum(self.mean * self.mean / self.low, 1.0)
+
+class Terms:
+    """On what terms a guest of each kind (row) may join a resident of each kind (column)."""
+
+    def __init__(self, rates: Rates, settings: PolicySettings) -> None:
+        slowest = 1.0 / (1.0 + settings.guest_cap_pct / 100.0)
+        guest_high = np.minimum(rates.guest_mean**2 / rates.guest_low, 1.0)  # symmetric in the logarithm
+        # A guest of duration d stays d / r_guest, and the resident loses (1 - r_resident) of that.
+        promised = rates.guest_low / np.maximum(1.0 - rates.resident_low, 1e-9)
+        # Rates too uncertain to promise anything are tried where even a very bad outcome fits the budget.
+        tried = np.minimum(promised, settings.explore_rate / (1.0 - settings.explore_rate))
+        surely = rates.guest_low >= slowest
+        perhaps = ~surely & (guest_high >= slowest)
+        self.explored: Bools = perhaps & rates.can_share
+        self.longest: Floats = np.where(rates.can_share, np.where(surely, promised, np.where(perhaps, tried, 0.0)), 0.0)
+        """Longest guest, per second of the resident's budget."""
+        self.stay: Floats = 1.0 / rates.guest_mean
+        """Time on the card, per second of the guest's duration; `stay_high` is the pessimistic one."""
+        self.stay_high: Floats = 1.0 / rates.guest_low
+        self.delay: Floats = self.stay * (1.0 - rates.resident_mean)
+        """Delay of the resident, per second of the guest's duration."""
+        self.delay_high: Floats = self.stay_high * (1.0 - rates.resident_low)
+        extended = rates.guest_mean / rates.resident_mean
+        self.outlives: Floats = extended if settings.extend_time_limit else np.ones_like(extended)
+        """Longest time limit of a guest that does not outlast the resident's, per second that is left of the latter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """Pending jobs that may become guests, by column, in priority order."""
 
-    rank: Ints  # place in the whole queue, other jobs included
-    kind: Ints
+    rank: Ints  # place in the whole queue, other people's jobs included
+    kind: Ints  # row of the terms
     expected_s: Floats
     limit_s: Floats
     wait_s: Floats  # expected, for a whole card
@@ -56,16 +80,15 @@ class Waiting:
 class Lanes:
     """Residents with room beside them, by column."""
 
-    kind: Ints
-    left_s: Floats  # expected alone-time still to run
+    kind: Ints  # column of the terms
     budget_s: Floats  # delay that it may still suffer
     limit_left_s: Floats
-    wanted_rank: Ints  # the first pending job that could use this card whole
+    wanted_rank: Ints  # place in the queue of the first job that could use this card whole
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Waiting job `guest` joins lane `lane` (both by position); times in seconds."""
+    """Waiting job `guest` joins lane `lane` (both by position)."""
 
     guest: int
     lane: int
@@ -76,75 +99,60 @@ class Join:
 
 
 Compatible = Callable[[Ints, Ints], Bools]
-"""Which of these waiting jobs (rows) may sit on which of these lanes (columns), the rates aside."""
+"""Which of these waiting jobs (rows) may sit on which of these lanes (columns), apart from `Terms`."""
 
 
 def fill_lanes(
     waiting: Waiting,
     lanes: Lanes,
-    rates: Rates,
+    terms: Terms,
     settings: PolicySettings,
-    mean_duration_s: float,
+    longest_guest_s: float,
     compatible: Compatible | None = None,
 ) -> list[Join]:
     """Choose guests for the lanes: as many as gain by it, those with the shortest stay first."""
     if len(waiting.kind) == 0 or len(lanes.kind) == 0:
         return []
-    room = _Room(lanes, rates, settings)
-    # A first sieve per kind, so that only jobs that some lane can take are looked at one by one.
-    d = waiting.expected_s
-    fits = (d <= room.longest.max(axis=1)[waiting.kind]) & (d <= longest_guest_s(mean_duration_s, settings))
-    fits &= (waiting.limit_s <= room.gone.max(axis=1)[waiting.kind]) | (waiting.rank <= lanes.wanted_rank.max())
-    candidates = np.flatnonzero(fits)
-    if len(candidates) == 0:
-        return []
-    candidates = candidates[np.argsort(d[candidates], kind="stable")]
-    candidates = candidates[: 2 * len(lanes.kind) + 16]
+    guests = _candidates(waiting, lanes, terms, longest_guest_s)
+    free = np.arange(len(lanes.kind))
     joins: list[Join] = []
-    for guests, columns in _pods(candidates, len(lanes.kind)):
-        joins += _match(waiting, lanes, room, guests, columns, settings, compatible)
+    for _ in range(ROUNDS):
+        now: list[Join] = []
+        for some, columns in _pods(guests, free):
+            now += _match(waiting, lanes, terms, some, columns, settings, compatible)
+        joins += now
+        guests = guests[~np.isin(guests, [join.guest for join in now])]
+        free = free[~np.isin(free, [join.lane for join in now])]
+        if not now or len(guests) == 0 or len(free) == 0:
+            break
     return joins
 
 
-def longest_guest_s(mean_duration_s: float, settings: PolicySettings) -> float:
-    """Guests are short: a long one would hold for days a lane that hundreds of short ones could pass through."""
-    return np.inf if settings.objective == "saving" else settings.express_factor * mean_duration_s
+def _candidates(waiting: Waiting, lanes: Lanes, terms: Terms, longest_guest_s: float) -> Ints:
+    """Jobs that some lane might take, shortest first: a sieve by kind, before anybody is looked at one by one."""
+    budget_s = np.full(terms.longest.shape[1], -1.0)
+    np.maximum.at(budget_s, lanes.kind, lanes.budget_s)
+    limit_left_s = np.full(terms.longest.shape[1], -1.0)
+    np.maximum.at(limit_left_s, lanes.kind, lanes.limit_left_s)
+    longest = np.minimum((terms.longest * budget_s).max(axis=1), longest_guest_s)
+    outlives = (terms.outlives * limit_left_s).max(axis=1)
+    fits = waiting.expected_s <= longest[waiting.kind]
+    fits &= (waiting.limit_s <= outlives[waiting.kind]) | (waiting.rank <= lanes.wanted_rank.max())
+    guests = np.flatnonzero(fits)
+    guests = guests[np.argsort(waiting.expected_s[guests], kind="stable")]
+    return guests[: 2 * len(lanes.kind) + 16]
 
 
-class _Room:
-    """What each lane (column) can take of each kind (row)."""
-
-    def __init__(self, lanes: Lanes, rates: Rates, settings: PolicySettings) -> None:
-        at = lanes.kind
-        self.guest_mean, self.resident_mean = rates.mean[:, at], rates.mean[at, :].T
-        guest_low, resident_low = rates.low[:, at], rates.low[at, :].T
-        self.guest_low = guest_low
-        slowest = 1.0 / (1.0 + settings.guest_cap_pct / 100.0)
-        # Beside a guest of duration d for d / r_guest, the resident loses (1 - r_resident) of that time.
-        promised = lanes.budget_s * guest_low / np.maximum(1.0 - resident_low, 1e-9)
-        # Rates too uncertain to promise anything may still be tried where even a very bad outcome fits the budget.
-        worst = settings.explore_rate
-        tried = np.minimum(promised, lanes.budget_s * worst / (1.0 - worst))
-        surely = guest_low >= slowest
-        perhaps = ~surely & (rates.high[:, at] >= slowest)
-        self.explored = perhaps
-        longest = np.where(surely, promised, np.where(perhaps, tried, NEVER))
-        self.longest: Floats = np.where(rates.can_share[:, at], longest, NEVER)
-        # The priority promise, on time limits, which grow with the slow-down where the site lets them.
-        stretch = self.guest_mean / self.resident_mean if settings.extend_time_limit else 1.0
-        self.gone: Floats = np.broadcast_to(lanes.limit_left_s * stretch, self.longest.shape)
-
-
-def _pods(candidates: Ints, lanes: int) -> list[tuple[Ints, Ints]]:
+def _pods(guests: Ints, lanes: Ints) -> list[tuple[Ints, Ints]]:
     """Deal jobs and lanes to pods of bounded size, so that each sees a fair sample of both."""
-    pods = -(-lanes // POD_LANES)
-    return [(candidates[pod::pods], np.arange(pod, lanes, pods)) for pod in range(pods)]
+    pods = -(-len(lanes) // POD_LANES)
+    return [(guests[pod::pods], lanes[pod::pods]) for pod in range(pods)]
 
 
 def _match(
     waiting: Waiting,
     lanes: Lanes,
-    room: _Room,
+    terms: Terms,
     guests: Ints,
     columns: Ints,
     settings: PolicySettings,
@@ -153,23 +161,21 @@ def _match(
     """The best matching of these guests and lanes."""
     if len(guests) == 0:
         return []
-    cell = np.ix_(waiting.kind[guests], columns)
+    cell = np.ix_(waiting.kind[guests], lanes.kind[columns])
     d = waiting.expected_s[guests][:, None]
-    stay = d / room.guest_mean[cell]
-    delay = stay * (1.0 - room.resident_mean[cell])
+    stay, delay = d * terms.stay[cell], d * terms.delay[cell]
     gain = waiting.wait_s[guests][:, None] + d - stay - delay
-    ok = (d <= room.longest[cell]) & (gain > 0.0)
-    ok &= (waiting.limit_s[guests][:, None] <= room.gone[cell]) | (
-        waiting.rank[guests][:, None] <= lanes.wanted_rank[columns]
-    )
-    own_cap = waiting.cap_pct[guests][:, None]
-    if (own_cap < settings.guest_cap_pct).any():
-        ok &= (own_cap >= settings.guest_cap_pct) | (1.0 / room.guest_low[cell] - 1.0 <= own_cap / 100.0)
+    ok = (d <= terms.longest[cell] * lanes.budget_s[columns]) & (gain > 0.0)
+    outlives = terms.outlives[cell] * lanes.limit_left_s[columns]
+    ok &= (waiting.limit_s[guests][:, None] <= outlives) | (waiting.rank[guests][:, None] <= lanes.wanted_rank[columns])
+    own_cap_pct = waiting.cap_pct[guests][:, None]
+    if (own_cap_pct < settings.guest_cap_pct).any():  # an owner's own cap knows no exploration
+        ok &= (own_cap_pct >= settings.guest_cap_pct) | ((terms.stay_high[cell] - 1.0) * 100.0 <= own_cap_pct)
     if compatible is not None and ok.any():
         ok &= compatible(guests, columns)
     if not ok.any():
         return []
-    weight = _weight(stay, delay, d, ok, settings)
+    explored = terms.explored[cell]
     return [
         Join(
             guest=int(guests[i]),
@@ -177,27 +183,27 @@ def _match(
             stay_s=float(stay[i, j]),
             delay_s=float(delay[i, j]),
             gain_s=float(gain[i, j]),
-            explored=bool(room.explored[cell][i, j]),
+            explored=bool(explored[i, j]),
         )
-        for i, j in _assign(weight)
+        for i, j in _assign(_worth(stay, delay, d, ok, settings))
         if ok[i, j]
     ]
 
 
-def _weight(stay: Floats, delay: Floats, d: Floats, ok: Bools, settings: PolicySettings) -> Floats:
+def _worth(stay: Floats, delay: Floats, d: Floats, ok: Bools, settings: PolicySettings) -> Floats:
     """What a pair is worth to the matching; 0 where it may not be.
 
     For completion, every guest that gains shall get a lane, and the lanes turn over fastest with the shortest stays
     (shortest processing time first is optimal for total completion time). For saving, card time counts.
     """
-    value = np.maximum(d - delay, 1e-6) if settings.objective == "saving" else 2.0 * stay[ok].max() - stay
-    return np.where(ok, value, 0.0)
+    worth = np.maximum(d - delay, 1e-6) if settings.objective == "saving" else min(ok.shape) * stay[ok].max() - stay
+    return np.where(ok, worth, 0.0)
 
 
-def _assign(weight: Floats) -> list[tuple[int, int]]:
-    if weight.shape[1] == 1:
-        return [(int(np.argmax(weight[:, 0])), 0)]
-    if weight.shape[0] == 1:
-        return [(0, int(np.argmax(weight[0])))]
-    rows, columns = linear_sum_assignment(weight, maximize=True)
+def _assign(worth: Floats) -> list[tuple[int, int]]:
+    if worth.shape[1] == 1:
+        return [(int(np.argmax(worth[:, 0])), 0)]
+    if worth.shape[0] == 1:
+        return [(0, int(np.argmax(worth[0])))]
+    rows, columns = linear_sum_assignment(worth, maximize=True)
     return list(zip(rows.tolist(), columns.tolist(), strict=True))

@@ -103,6 +103,8 @@ class Snapshot:
     pending: tuple[PendingJob, ...]
     never_together: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     """Sorted pairs of tokens that broke their promise beside each other."""
+    mean_duration_s: float | None = None
+    """Of the jobs submitted lately, long and short; None: as in this snapshot, where the long ones are too many."""
 
 
 class How(StrEnum):

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+FOREVER_S = 1e9  # a job without a time limit; a number, since infinity cannot be reckoned with
 
 
 def expected_waits_s(free_in_s: Floats, work_s: Floats) -> Floats:
@@ -17,9 +18,9 @@ def expected_waits_s(free_in_s: Floats, work_s: Floats) -> Floats:
     """
     if len(free_in_s) == 0:
         return np.full(len(work_s), np.inf)
-    free = np.sort(free_in_s)
+    free = np.minimum(np.sort(free_in_s), FOREVER_S)
     capacity = np.concatenate([[0.0], np.cumsum(np.diff(free) * np.arange(1, len(free)))])  # freed by each free[i]
-    ahead = np.concatenate([[0.0], np.cumsum(work_s)[:-1]])
+    ahead = np.cumsum(work_s) - work_s
     beyond = np.maximum(ahead - capacity[-1], 0.0) / len(free)  # all cards work on the queue from free[-1] on
     waits: Floats = np.interp(ahead, capacity, free) + beyond
     return waits

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from slurm_gpushare.coschedule.expect import budget_s, left_s
-from slurm_gpushare.coschedule.lanes import Lanes, Rates, Waiting, fill_lanes
+from slurm_gpushare.coschedule.expect import budget_s, left_s, longest_guest_s
+from slurm_gpushare.coschedule.lanes import Lanes, Rates, Terms, Waiting, fill_lanes
 from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.coschedule.waits import expected_waits_s
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
@@ -34,7 +34,7 @@ class Options:
 class Seen(Protocol):
     """Rates between all profiles, as they are believed to be now."""
 
-    def rates(self) -> Rates: ...
+    def terms(self) -> Terms: ...
 
     def saw(self, world: World) -> None:
         """Learn from the pairings that ended since the last call."""
@@ -43,13 +43,13 @@ class Seen(Protocol):
 class TrueRates:
     """The measured rates themselves."""
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Workload, settings: PolicySettings) -> None:
         can_share = np.isfinite(work.pairs.rate)
         rate = np.where(can_share, work.pairs.rate, 1.0)
-        self._rates = Rates(rate, rate, can_share)
+        self._terms = Terms(Rates(rate, rate, rate.T, rate.T, can_share), settings)
 
-    def rates(self) -> Rates:
-        return self._rates
+    def terms(self) -> Terms:
+        return self._terms
 
     def saw(self, world: World) -> None:
         pass
@@ -58,20 +58,25 @@ class TrueRates:
 class LearnedRates:
     """The shipped knowledge, refined by noisy observations of the pairings seen in this run (or not: cold)."""
 
-    def __init__(self, work: Workload, learns: bool) -> None:
+    def __init__(self, work: Workload, settings: PolicySettings, learns: bool) -> None:
         self._names = work.pairs.profiles
         self._can_share = np.isfinite(work.pairs.rate)
+        self._settings = settings
         self._knowledge = LearnedKnowledge()
         self._view = self._knowledge.view(self._names)
         self._random = np.random.default_rng([work.seed, 2])
         self._learns = learns
         self._seen = 0
+        self._terms: Terms | None = None
 
-    def rates(self) -> Rates:
-        return Rates(self._view.mean, self._view.low, self._can_share)
+    def terms(self) -> Terms:
+        if self._terms is None:
+            mean, low = self._view.mean, self._view.low
+            self._terms = Terms(Rates(mean, low, mean.T, low.T, self._can_share), self._settings)
+        return self._terms
 
     def saw(self, world: World) -> None:
-        if not self._learns:
+        if not self._learns or self._seen == len(world.pairings_ended):
             return
         for job_a, job_b, _ in world.pairings_ended[self._seen :]:
             a, b = int(world.work.profile[job_a]), int(world.work.profile[job_b])
@@ -79,6 +84,7 @@ class LearnedRates:
                 noisy = world.rate_of[victim, neighbour] * (1 + OBSERVATION_NOISE * self._random.standard_normal())
                 self._knowledge.observe(self._names[victim], self._names[neighbour], float(np.clip(noisy, 0.02, 1.0)))
         self._seen = len(world.pairings_ended)
+        self._terms = None
 
 
 class Gpushare(Policy):
@@ -90,7 +96,8 @@ class Gpushare(Policy):
         self.settings = self.options.settings
         self.durations = Durations(work, self.options.durations, self.settings.limit_use)
         oracle = self.options.knowledge == "oracle"
-        self.seen: Seen = TrueRates(work) if oracle else LearnedRates(work, self.options.knowledge == "learned")
+        learns = self.options.knowledge == "learned"
+        self.seen: Seen = TrueRates(work, self.settings) if oracle else LearnedRates(work, self.settings, learns)
         self._arrived = 0
         self._ended = np.zeros(work.jobs, bool)
         self._sum_expected_s = 0.0
@@ -98,8 +105,8 @@ class Gpushare(Policy):
     def schedule(self, world: World) -> None:
         self._take_note(world)
         start_whole(world, self._order())
-        while world.waiting.any() and self._fill(world):
-            pass
+        if world.waiting.any():
+            self._fill(world)
 
     def _order(self) -> Ints:
         if self.options.order == "priority":
@@ -120,11 +127,11 @@ class Gpushare(Policy):
             self._sum_expected_s += float(self.durations.expected_s[new].sum())
             self._arrived = arrived
 
-    def _fill(self, world: World) -> bool:
-        """Fill second halves; whether anybody joined."""
+    def _fill(self, world: World) -> None:
+        """Fill second halves."""
         halves = world.halves()
         if len(halves) == 0:
-            return False
+            return
         work, durations = world.work, self.durations
         order = self._order()
         queue = order[world.waiting[order]]
@@ -142,12 +149,9 @@ class Gpushare(Policy):
             wait_s=waits_s,
             cap_pct=np.full(len(queue), self.settings.guest_cap_pct),
         )
-        joins = fill_lanes(
-            waiting, self._lanes(world, halves), self.seen.rates(), self.settings, self._sum_expected_s / self._arrived
-        )
-        for join in joins:
+        longest_s = longest_guest_s(self._sum_expected_s / self._arrived, self.settings)
+        for join in fill_lanes(waiting, self._lanes(world, halves), self.seen.terms(), self.settings, longest_s):
             world.start(int(queue[join.guest]), int(halves[join.lane]))
-        return bool(joins)
 
     def _lanes(self, world: World, halves: Ints) -> Lanes:
         residents = world.first[halves]
@@ -158,7 +162,6 @@ class Gpushare(Policy):
         promise = np.where(world.guest[residents], settings.guest_cap_pct, settings.resident_budget_pct)
         return Lanes(
             kind=world.work.profile[residents],
-            left_s=left,
             budget_s=budget_s(done_s + left, done_s, lost_s, promise),
             limit_left_s=durations.limit_s[residents] - done_s,
             wanted_rank=np.zeros(len(halves), np.int64),

@@ -1,0 +1,108 @@
+"""The simulator's policy and the helper's plan are one: fed with snapshots, the plan decides the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slurm_gpushare.coschedule.plan import plan
+from slurm_gpushare.coschedule.settings import PolicySettings
+from slurm_gpushare.coschedule.snapshot import DurationSource, Gpu, How, Node, Occupant, PendingJob, Snapshot
+from slurm_gpushare.simulate.exclusive import Policy
+from slurm_gpushare.simulate.measured import MeasuredKnowledge
+from slurm_gpushare.simulate.ours import Gpushare, Options
+from slurm_gpushare.simulate.run import run
+from slurm_gpushare.simulate.workload import Pairs, Workload
+from slurm_gpushare.simulate.world import NOBODY, World
+
+SETTINGS = PolicySettings(extend_time_limit=True, aged_s=float("inf"))
+
+
+class ByPlan(Policy):
+    """Builds the whole snapshot at each event and does what the plan says."""
+
+    def __init__(self, work: Workload, settings: PolicySettings) -> None:
+        super().__init__(work)
+        self.settings = settings
+
+    def schedule(self, world: World) -> None:
+        work = world.work
+        arrived = int(np.searchsorted(work.submit_s, world.now_s, side="right"))
+        names = work.pairs.profiles
+        never = {(names[i], names[j]) for i, j in zip(*np.nonzero(~world.can_share), strict=True) if i <= j}
+        snapshot = Snapshot(
+            now_s=world.now_s,
+            gpus=tuple(self._gpu(world, gpu) for gpu in range(work.gpus)),
+            nodes={"n": Node("n", cpus_free=10**6, mem_free_mib=10**6)},
+            pending=tuple(self._pending(world, job) for job in np.flatnonzero(world.waiting).tolist()),
+            never_together=frozenset(never),
+            mean_duration_s=float(work.duration_s[:arrived].mean()),
+        )
+        decided = plan(snapshot, MeasuredKnowledge(work.pairs), self.settings)
+        for placement in decided.placements:
+            if placement.how in {How.ALONE, How.UNSHARED}:
+                world.start(int(placement.job_id), placement.index)
+        for placement in decided.placements:
+            if placement.how in {How.BESIDE, How.TOGETHER}:
+                world.start(int(placement.job_id), placement.index)
+
+    def _gpu(self, world: World, gpu: int) -> Gpu:
+        jobs = [int(job) for job in (world.first[gpu], world.second[gpu]) if job != NOBODY]
+        return Gpu("n", gpu, "v100", mem_total_mib=100, occupants=tuple(self._occupant(world, job) for job in jobs))
+
+    def _occupant(self, world: World, job: int) -> Occupant:
+        duration_s = float(world.work.duration_s[job])
+        done_s = duration_s - float(world.left_s(np.array([job]))[0])
+        start_s = float(world.start_s[job])
+        return Occupant(
+            str(job),
+            world.work.pairs.profiles[world.work.profile[job]],
+            mem_used_mib=1,
+            start_s=start_s,
+            limit_s=duration_s,
+            expected_s=duration_s,
+            expected_source=DurationSource.KNOWN,
+            lost_s=world.now_s - start_s - done_s,
+            joined=bool(world.guest[job]),
+        )
+
+    def _pending(self, world: World, job: int) -> PendingJob:
+        duration_s = float(world.work.duration_s[job])
+        return PendingJob(
+            str(job),
+            world.work.pairs.profiles[world.work.profile[job]],
+            mem_used_mib=1,
+            limit_s=duration_s,
+            expected_s=duration_s,
+            expected_source=DurationSource.KNOWN,
+            eligible_s=float(world.work.submit_s[job]),
+        )
+
+
+def workload(seed: int, jobs: int = 60, gpus: int = 4, kinds: int = 5) -> Workload:
+    random = np.random.default_rng(seed)
+    rate = random.uniform(0.4, 1.0, (kinds, kinds))
+    rate[0, 1] = rate[1, 0] = np.nan
+    return Workload(
+        gpus=gpus,
+        submit_s=np.sort(random.uniform(0, 3000, jobs)),
+        duration_s=np.exp(random.normal(5, 1.5, jobs)),
+        num_gpus=np.ones(jobs, np.int64),
+        profile=random.integers(kinds, size=jobs),
+        pairs=Pairs(tuple(f"p{i}" for i in range(kinds)), rate),
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("objective", ["completion", "saving"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_simulator_decides_as_the_plan_does(seed: int, objective: str) -> None:
+    settings = replace(SETTINGS, objective=objective)
+    work = workload(seed)
+    fast = run(work, Gpushare(work, options=Options(knowledge="oracle", settings=settings)))
+    slow = run(work, ByPlan(work, settings))
+    assert fast.shared.any()
+    np.testing.assert_allclose(fast.start_s, slow.start_s, atol=1e-6)
+    np.testing.assert_allclose(fast.end_s, slow.end_s, atol=1e-6)
