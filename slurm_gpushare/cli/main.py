@@ -23,6 +23,12 @@ class LazyCommand:
 
 COMMANDS: dict[str, LazyCommand] = {
     "demo": LazyCommand("slurm_gpushare.cli.demo:demo", "Show jobs sharing GPUs on a throw-away Slurm."),
+    "backfill": LazyCommand(
+        "slurm_gpushare.cli.backfill:backfill", "Run the backfill helper: place complementary jobs on the same card."
+    ),
+    "release": LazyCommand(
+        "slurm_gpushare.cli.backfill:release", "Give pending jobs that we touched their original requests back."
+    ),
     "profile": LazyCommand("slurm_gpushare.cli.profile:profile", "Run a command in a job and profile its first epoch."),
     "configure": LazyCommand(
         "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slurm_gpushare.coschedule.occupancy import Card
-from slurm_gpushare.coschedule.snapshot import LeftToSlurm, Placement, Reasons
+from slurm_gpushare.coschedule.snapshot import Placement, Reasons
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.decisions import Decision
 
@@ -43,9 +43,9 @@ def placed(job: Job, placement: Placement, partner: Job | None, policy: str, now
     )
 
 
-def waits(job: Job, left: LeftToSlurm, now_s: float) -> Decision:
+def waits(job: Job, why: str, now_s: float) -> Decision:
     """No place now: the job waits with its original request."""
-    return Decision(job.raw_id, int(now_s), "waits", reasons={"key": job.key, "why": left.why})
+    return Decision(job.raw_id, int(now_s), "waits", reasons={"key": job.key, "why": why})
 
 
 def taken_back(job: Job, card: Card | None, why: str, now_s: float) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_gpushare.config import Config
 
@@ -38,3 +38,7 @@ class PolicySettings:
             memory_headroom_pct=config.memory_headroom_pct,
             extend_time_limit=config.extend_time_limit,
         )
+
+    def with_policy(self, policy: str) -> PolicySettings:
+        """The same settings under another policy (``--policy``)."""
+        return replace(self, policy=policy)

@@ -27,8 +27,8 @@ RUNNING = frozenset(
 
 
 def squeue_arguments(delimiter: str, jobs: str = "") -> list[str]:
-    """The squeue command line; `jobs` limits it to a comma list of ids."""
-    only = [f"--jobs={jobs}"] if jobs else []
+    """The squeue command line; `jobs` limits it to a comma list of ids, of jobs that ended lately too."""
+    only = [f"--jobs={jobs}", "--states=all"] if jobs else []
     return [
         "squeue",
         "--all",

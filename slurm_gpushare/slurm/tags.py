@@ -13,6 +13,7 @@ from slurm_gpushare.slurm.tag import Tag
 
 # sacct's command line holds every id: keep it well under the kernel's limit for one argument.
 _AT_ONCE = 5_000
+_REMEMBERED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,13 @@ class JobTags:
         self._known: dict[int, JobTag] = {}
 
     def take(self, queue: Iterable[Job]) -> None:
-        """Use a queue that was read anyway instead of asking again. Replaces what was taken before."""
-        self._known = {job.raw_id: JobTag(job.raw_id, job.uid, job.tag) for job in queue if not job.pending}
+        """Use a queue that was read anyway instead of asking again; jobs that were running in it are remembered.
+
+        Most records are of jobs that ended since the last look: accounting need not be asked about them.
+        """
+        self._known.update((job.raw_id, JobTag(job.raw_id, job.uid, job.tag)) for job in queue if job.running)
+        for raw_id in list(self._known)[: max(0, len(self._known) - _REMEMBERED)]:
+            del self._known[raw_id]
 
     def resolve(self, raw_ids: Iterable[int]) -> dict[int, JobTag]:
         """Those of the jobs that Slurm knows; the rest are absent: ask again later, or give them up."""

@@ -1,0 +1,93 @@
+"""``gpushare backfill`` and ``gpushare release``: the helper, and undoing it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+
+import click
+
+from slurm_gpushare.cli.output import warn
+from slurm_gpushare.config import load_config
+from slurm_gpushare.errors import Exit, GpushareError
+
+
+def _log_to_stderr(verbose: bool) -> None:
+    """Lines for the journal or a terminal; the journal adds its own times."""
+    journal = "INVOCATION_ID" in os.environ
+    layout = "%(message)s" if journal else "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(stream=sys.stderr, format=layout, level=logging.DEBUG if verbose else logging.INFO)
+    logging.captureWarnings(True)
+
+
+@click.command("backfill")
+@click.option("--once", is_flag=True, help="One look at the queue, then exit.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done; change no job, write nothing.")
+@click.option(
+    "--policy",
+    type=click.Choice(["gpushare", "paper", "fcfs", "random", "off"]),
+    help="Who shares with whom, instead of gpushare.conf's Policy.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> None:
+    """Run the backfill helper: place complementary jobs on the same card.
+
+    Runs as SlurmUser on the machine of slurmctld until it is told to stop: SIGTERM finishes the tick, SIGHUP
+    reads gpushare.conf again, SIGUSR1 looks at once. If it dies, jobs go on as they were submitted.
+    """
+    from slurm_gpushare.coschedule.daemon import backfill as run
+    from slurm_gpushare.slurm.interface import connect
+
+    _log_to_stderr(verbose)
+    config = load_config()
+    if not config.partitions:
+        raise GpushareError(f"{config.source}: Partitions is empty", "Name the partitions whose jobs may share GPUs.")
+    report = run(config, connect(), once=once, dry_run=dry_run, policy=policy)
+    if report is not None:
+        done = ", ".join(f"{count} {what}" for what, count in sorted(report.outcomes.items())) or "nothing to do"
+        click.echo(f"{report.jobs} jobs, {report.pending} waiting for a GPU, {report.pairs} pairs: {done}")
+
+
+@click.command("release")
+@click.option("-j", "--jobs", metavar="ID[,ID...]", help="Only these jobs.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--if-stale", is_flag=True, help="Do nothing while the helper is alive: for the watchdog's timer.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> None:
+    """Give pending jobs that we touched their original requests back.
+
+    Leases of ours end as well. Needs nothing but Slurm: all that must be known is in the jobs' tags. Running jobs
+    go on as they are.
+    """
+    from slurm_gpushare.coschedule.apply import Outcome, release_jobs
+    from slurm_gpushare.slurm.interface import connect
+
+    if if_stale and (age_s := _heartbeat_age_s()) is not None:
+        if not quiet:
+            click.echo(f"the helper is alive: its last sign was {age_s:.0f} s ago")
+        return
+    slurm = connect()
+    wanted = [item for item in (jobs or "").split(",") if item]
+    results = release_jobs(slurm, slurm.jobs(wanted), time.time(), dry_run)
+    for change, applied in results:
+        if not quiet:
+            changes = " ".join(f"{name}={value}" for name, value in change.fields.items() if name != "AdminComment")
+            click.echo(f"{applied.key}: {applied.outcome} {changes}".rstrip())
+        if applied.outcome is Outcome.REFUSED:
+            warn(applied.message)
+    if not results and not quiet:
+        click.echo("no pending job to release")
+    if any(applied.outcome is Outcome.REFUSED for _, applied in results):
+        sys.exit(Exit.FAILURE)
+
+
+def _heartbeat_age_s() -> float | None:
+    """How long ago the helper was alive; None if that is too long, or unknown."""
+    from slurm_gpushare.store.hookfile import HookFile
+
+    config = load_config()
+    beat_s = HookFile(config.hook_file).heartbeat_s()
+    age_s = None if beat_s is None else time.time() - beat_s
+    return age_s if age_s is not None and age_s <= config.heartbeat_s else None

@@ -1,0 +1,39 @@
+"""One helper at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from slurm_gpushare.errors import GpushareError
+
+
+class Lock:
+    """An flock on ``StateDir/backfill.lock``: it ends with the process, however that ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "backfill.lock"
+        self._handle = -1
+
+    def __enter__(self) -> Lock:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as why:
+            raise GpushareError(
+                f"{self._path}: {why.strerror}", "StateDir must belong to SlurmUser; the helper runs as SlurmUser."
+            ) from why
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._handle, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._handle)
+            raise GpushareError(f"another helper runs, with process id {holder}", "One is enough.") from None
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, f"{os.getpid()}\n".encode())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._handle)
