@@ -28,6 +28,7 @@ def reset(testbed: Testbed) -> None:
     clean_emulation(testbed.layout, testbed.shape)
     if changed:
         testbed.restart("slurmctld")
+    _delete_reservations(testbed)
     _idle_nodes(testbed)
 
 
@@ -70,6 +71,12 @@ def _empty(directory: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _delete_reservations(testbed: Testbed) -> None:
+    for line in testbed.run(["scontrol", "show", "reservations", "-o"]).stdout.splitlines():
+        if line.startswith("ReservationName="):
+            testbed.run(["scontrol", "delete", line.split()[0]])
 
 
 def _idle_nodes(testbed: Testbed) -> None:

@@ -12,13 +12,16 @@ from slurm_gpushare.testbed.reset import reset
 SHARED = ("--gres=shard:v100_0:1", "--nodelist=gpu0")
 
 
-def test_no_job_outlives_a_reset(testbed: Testbed) -> None:
+def test_no_job_or_reservation_outlives_a_reset(testbed: Testbed) -> None:
     stubborn = submit(testbed, "trap '' TERM INT; while :; do sleep 1; done")
     submit(testbed, "sleep 1000", "--array=0-3", "--hold")
+    when = ("StartTime=now", "Duration=60", "Users=root")
+    testbed.run(["scontrol", "create", "reservation", "ReservationName=mine", "Nodes=gpu1", *when])
     submit(testbed, "sleep 1000", "--begin=now+1hour", user="games", cwd=testbed.layout.home / "games")
     wait_for(testbed, stubborn, ["RUNNING"])
     reset(testbed)
     assert testbed.run(["squeue", "-h", "-a"]).stdout == ""
+    assert "mine" not in testbed.run(["scontrol", "show", "reservations"]).stdout
 
 
 def test_configuration_goes_back_and_slurmctld_has_read_it(testbed: Testbed) -> None:
