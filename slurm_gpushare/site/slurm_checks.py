@@ -225,11 +225,18 @@ def hook(facts: Facts, _: Config) -> Iterator[Finding]:
     """job_submit: the plugin, our lines in it, our files beside it, and LuaSQL for its Lua."""
     if "lua" not in {word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")}:
         yield failed("hook", "JobSubmitPlugins lacks lua: no job is tagged", "Set JobSubmitPlugins=lua.")
-    elif "gpushare" not in facts.files.get("job_submit.lua", ""):
+    elif not _calls_us(facts, "job_submit.lua"):
         yield failed("hook", f"{facts.etc}/job_submit.lua does not call us", _CONFIGURE)
     else:
         yield passed("hook", "job_submit.lua calls us")
     yield from _lua_sqlite(facts)
+
+
+def _calls_us(facts: Facts, name: str) -> bool:
+    """Whether the script names us, itself or in a file that it runs."""
+    own = facts.files.get(name, "")
+    texts = [own, *(_text(Path(path)) for path in re.findall(r"""dofile\(\s*["']([^"']+)["']""", own))]
+    return any("gpushare" in text for text in texts)
 
 
 def _lua_sqlite(facts: Facts) -> Iterator[Finding]:
@@ -257,7 +264,7 @@ def _lua_sqlite(facts: Facts) -> Iterator[Finding]:
 
 def cli_filter(facts: Facts, _: Config) -> Iterator[Finding]:
     plugin = "lua" in {word.removeprefix("cli_filter/") for word in facts.words("CliFilterPlugins")}
-    if plugin and "gpushare" in facts.files.get("cli_filter.lua", ""):
+    if plugin and _calls_us(facts, "cli_filter.lua"):
         yield passed("cli-filter", "cli_filter.lua calls us")
     else:
         yield warned(

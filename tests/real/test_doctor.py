@@ -1,0 +1,164 @@
+"""Doctor on a real site: healthy, then with one thing after another broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.store import Store
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.processes import wait_until
+
+Findings = dict[str, dict[str, str]]
+
+
+def doctor(testbed: Testbed, **env: str) -> Findings:
+    """Findings by check; the worst one where a check has several."""
+    done = testbed.run([sys.executable, "-m", "slurm_gpushare", "doctor", "--json"], check=False, env=env)
+    assert done.returncode in {0, 3}, done.stderr
+    found: Findings = {}
+    for finding in json.loads(done.stdout):
+        if found.get(finding["check"], {}).get("level") != "fail":
+            found[finding["check"]] = finding
+    assert (done.returncode == 3) == any(finding["level"] == "fail" for finding in found.values())
+    return found
+
+
+def failures(found: Findings) -> set[str]:
+    return {check for check, finding in found.items() if finding["level"] == "fail"}
+
+
+@pytest.fixture
+def config(testbed: Testbed) -> Config:
+    """A site in order: a store, the hook's file, a heart that beats."""
+    config = load_config(testbed.layout.gpushare_conf)
+    with Store.create(config.store_url) as store:
+        HookFile(config.hook_file).sync(store)
+    return config
+
+
+@pytest.fixture
+def limits(testbed: Testbed) -> Iterator[None]:
+    """Limits and an account that know GPUs and not shards."""
+    testbed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "GrpTRES=gres/gpu=8"])
+    yield
+    testbed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "GrpTRES=gres/gpu=-1,gres/shard=-1"])
+
+
+def test_a_site_in_order_has_no_failure(testbed: Testbed, config: Config) -> None:
+    assert failures(doctor(testbed)) == set()
+
+
+def test_what_slurm_conf_lacks_is_named(testbed: Testbed, config: Config) -> None:
+    testbed.configure(
+        slurm={
+            "AccountingStorageTRES": "gres/gpu",
+            "JobSubmitPlugins": "",
+            "CliFilterPlugins": "",
+            "Prolog": "/bin/true",
+            "Epilog": "",
+            "TaskProlog": "/bin/true",
+            "PriorityWeightTRES": "gres/gpu=100",
+        }
+    )
+    expected = {"accounting-tres", "hook", "prolog", "epilog", "task-prolog", "priority"}
+    # 22.05 shows no shards until the nodes have told a restarted slurmctld of them.
+    wait_until(lambda: failures(doctor(testbed)) == expected, 30)
+    found = doctor(testbed)
+    assert failures(found) == expected
+    assert found["cli-filter"]["level"] == "warn"
+    assert all(found[check]["fix"] for check in failures(found))
+
+
+def test_what_gpushare_conf_has_wrong_is_named(testbed: Testbed, config: Config) -> None:
+    path = testbed.layout.gpushare_conf
+    text = path.read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(("SlurmVersion", "GpusPerNode", "GpuModel"))]
+    path.write_text(
+        "\n".join([*lines, "SlurmVersion=21.08.1", "GpusPerNode=1", "GpuModel=a100", "DefCpuPerGpu=gpu:8", ""])
+    )
+    expected = {"slurm-version-key", "gpus-per-node", "gpu-types", "node-feature", "DefCpuPerGpu"}
+    assert failures(doctor(testbed)) == expected
+    path.write_text(text.replace("Partitions=gpu", "Partitions=gone"))
+    assert "partitions" in failures(doctor(testbed))
+    path.write_text("Leese=3\n")
+    assert failures(doctor(testbed)) == {"gpushare.conf"}
+    path.unlink()
+    assert failures(doctor(testbed)) == {"gpushare.conf"}
+
+
+def test_files_beside_slurm_conf_are_read(testbed: Testbed, config: Config) -> None:
+    etc = testbed.layout.etc
+    (etc / "gres.conf").write_text((etc / "gres.conf").read_text().replace("AutoDetect=off", "AutoDetect=nvml"))
+    (etc / "job_submit.lua").write_text("function slurm_job_submit() return slurm.SUCCESS end\n")
+    (etc / "cgroup.conf").write_text("ConstrainDevices=no\n")
+    found = doctor(testbed)
+    assert failures(found) == {"autodetect", "hook"}
+    assert found["constrain-devices"]["level"] == "warn"
+
+
+def test_limits_that_sharing_would_slip_past_are_failures(testbed: Testbed, config: Config, limits: None) -> None:
+    found = doctor(testbed)
+    assert failures(found) == {"limits"}
+    assert "qos name=normal" in found["limits"]["found"]
+    printed = testbed.run([sys.executable, "-m", "slurm_gpushare", "configure", "-p", "gpu"]).stdout
+    fix = next(line for line in printed.splitlines() if line.startswith("sacctmgr"))
+    testbed.run([*fix.replace("sacctmgr", "sacctmgr -i", 1).split()])
+    assert failures(doctor(testbed)) == set()
+
+
+def test_a_dead_helper_is_named(testbed: Testbed, config: Config) -> None:
+    HookFile(config.hook_file).beat(time.time() - 3600)
+    assert failures(doctor(testbed)) == {"heartbeat"}
+    config.hook_file.unlink()
+    assert failures(doctor(testbed)) == {"hook-file"}
+
+
+def test_a_store_that_is_open_to_others_or_missing_is_named(testbed: Testbed, config: Config) -> None:
+    path = testbed.layout.gpushare / "store.sqlite"
+    path.chmod(0o644)
+    assert failures(doctor(testbed)) == {"store-mode"}
+    for file in testbed.layout.gpushare.glob("store.sqlite*"):
+        file.unlink()
+    assert failures(doctor(testbed)) == {"store"}
+
+
+def test_a_spool_that_nobody_empties_is_named(testbed: Testbed, config: Config) -> None:
+    record = config.spool_dir / "incoming" / "gpu0-1-x-f.rec"
+    record.touch()
+    os.utime(record, (time.time() - 3600, time.time() - 3600))
+    assert doctor(testbed)["spool"]["level"] == "warn"
+    record.unlink()
+    (config.spool_dir / "incoming").rmdir()
+    assert failures(doctor(testbed)) == {"spool"}
+
+
+def test_a_card_that_admits_one_process_only_is_named(testbed: Testbed, config: Config) -> None:
+    found = doctor(testbed, GPUSHARE_EMU_NODE="gpu0")
+    assert found["nvml"]["level"] == "pass"
+    code = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(1), 3)"
+    testbed.run([sys.executable, "-c", code], env={"GPUSHARE_EMU_NODE": "gpu0"})
+    assert failures(doctor(testbed, GPUSHARE_EMU_NODE="gpu0")) == {"compute-mode"}
+
+
+def test_a_controller_that_does_not_answer_is_named_and_the_rest_still_checked(
+    testbed: Testbed, config: Config
+) -> None:
+    testbed.stop("slurmctld")
+    found = doctor(testbed)
+    assert failures(found) == {"slurm"}
+    assert found["store"]["level"] == "pass"
+
+
+def test_without_slurmdbd_limits_are_said_to_be_unchecked(testbed: Testbed, config: Config) -> None:
+    testbed.stop("slurmdbd")
+    found = doctor(testbed)
+    assert found["accounting"]["level"] == "warn"
+    assert failures(found) == set()
