@@ -1,4 +1,4 @@
-"""What the emulation costs: 32 emulated jobs in shares of a core, and one NVML call in microseconds."""
+"""What the emulation costs (32 jobs in shares of a core, NVML calls in microseconds) and how well it keeps time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 from slurm_gpushare.testbed.emulator import build_library, create_node
 
-JOBS, GPUS, SECONDS = 32, 16, 15.0
+JOBS, GPUS, SECONDS, LONE_S = 32, 16, 15.0, 10.0
 NODE = "gpu0"
 CALLS = """
 import pynvml, time
@@ -28,6 +28,18 @@ def cost(call, *more):
 print(cost(pynvml.nvmlDeviceGetUtilizationRates), cost(pynvml.nvmlDeviceGetComputeRunningProcesses),
       cost(pynvml.nvmlDeviceGetProcessUtilization, 0))
 """
+
+
+def _lone_job_s(workload: list[str], env: dict[str, str]) -> float:
+    """How long a job of LONE_S takes by our clock, from its first line to its last."""
+    job = subprocess.Popen([*workload, "--work-s", str(LONE_S)], env=env, stdout=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    job.stdout.readline()
+    begin = time.monotonic()
+    job.stdout.read()
+    end = time.monotonic()
+    job.wait()
+    return end - begin
 
 
 def main(out: Path) -> None:
@@ -66,12 +78,14 @@ def main(out: Path) -> None:
                 job.terminate()
             for job in jobs:
                 job.wait()
+        lone_s = _lone_job_s(command[:3], env)
     utilisation_us, processes_us, samples_us = map(float, calls.stdout.split())
     result = {
         "jobs": JOBS,
         "cores_used": round(used_s / passed_s, 3),
         "limit_cores": 0.5,
         "mib_a_job": round(memory, 1),
+        "lone_job_error_pct": round(100 * (lone_s / LONE_S - 1), 2),
         "nvml_utilization_us": utilisation_us,
         "nvml_processes_us": processes_us,
         "nvml_process_samples_us": samples_us,
