@@ -65,6 +65,7 @@ def summary(rates: Rates) -> dict[str, object]:
         "both_isd_under_25_pct": round(100 * float(np.mean([rates[a, b] > 0.8 < rates[b, a] for a, b in pairs])), 1),
         "explained_by_neighbour_pct": round(100 * _explained(logs, [b for _, b in ordered]), 1),
         "explained_by_victim_pct": round(100 * _explained(logs, [a for a, _ in ordered]), 1),
+        "explained_by_product_pct": round(100 * _explained_by_product(rates, names), 1),
         "correlation_pressing_suffering": round(float(np.corrcoef(victims, presses)[0, 1]), 2),
     }
 
@@ -76,6 +77,21 @@ def _explained(values: np.ndarray, groups: Sequence[str]) -> float:
     for label in set(groups):
         fitted[labels == label] = values[labels == label].mean()
     return float(fitted.var() / values.var())
+
+
+def _explained_by_product(rates: Rates, names: Sequence[str]) -> float:
+    """Share of variance of log slow-down explained by (a number of the victim) x (a number of the neighbour)."""
+    place = {name: index for index, name in enumerate(names)}
+    logs, known = np.zeros((len(names), len(names))), np.zeros((len(names), len(names)))
+    for (victim, neighbour), value in rates.items():
+        logs[place[victim], place[neighbour]] = -math.log(value)
+        known[place[victim], place[neighbour]] = 1
+    exposure, pressure = np.ones(len(names)), np.ones(len(names))
+    for _ in range(200):
+        pressure = logs.T @ exposure / (known.T @ exposure**2)
+        exposure = logs @ pressure / (known @ pressure**2)
+    left = (logs - np.outer(exposure, pressure))[known > 0]
+    return float(1 - (left**2).mean() / logs[known > 0].var())
 
 
 def table(measured: Mapping[str, object], model: Mapping[str, object]) -> str:

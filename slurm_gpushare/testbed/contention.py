@@ -1,9 +1,8 @@
 """How much jobs on one emulated card slow each other when no measured table says so.
 
 The logarithm of a job's slow-down is a product: how exposed the job is, times how hard its neighbour presses. On the
-328 measured V100 pairs that form explains 94 % of the variance of log slow-down (a sum of the two: 88 %), and the jobs
-that press hardest are the least exposed (correlation -0.64): a job of long kernels holds the card while a job of
-many short ones queues behind them. So pressure grows steeply with GPU utilisation and memory access, and exposure
+328 measured V100 pairs that form explains 94 % of the variance of log slow-down, and the jobs that press hardest are
+the least exposed (correlation -0.64). So pressure grows steeply with GPU utilisation and memory access, and exposure
 falls with utilisation and rises with the share of its GPU time that a job spends on memory.
 
 The constants were fitted so that the ISD and PS of all pairs of the paper's 41 workloads that use the GPU at least 10 %
