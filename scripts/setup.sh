@@ -9,6 +9,7 @@ packages=(
   slurmctld slurmd slurmdbd slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge
   mariadb-server debootstrap
   lua5.1 lua5.3 lua5.4 lua-sql-sqlite3 sqlite3 binutils
+  chromium fonts-dejavu-core
 )
 
 missing=()

@@ -1,0 +1,29 @@
+"""The quick start's commands, as a user types them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from slurm_gpushare.testbed.cluster import Testbed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_command_of_the_quick_start_works_for_an_ordinary_user(testbed: Testbed) -> None:
+    home = testbed.layout.home / "games"
+    (home / "train.sh").write_text("#!/bin/sh\nsleep 1\n")
+    (home / "train.sh").chmod(0o755)
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "quickstart.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 4
+    script = f'set -e\nexport HOME="{home}"\ngpushare() {{ "{sys.executable}" -m slurm_gpushare "$@"; }}\n' + "".join(
+        blocks
+    )
+    done = testbed.run(["bash", "-c", script], user="games", cwd=home, check=False)
+    assert done.returncode == 0, done.stderr
+    token = done.stdout.splitlines()[0]
+    assert re.fullmatch(r"gs-[a-z2-7]{16,32}", token)
+    assert done.stdout.count("Submitted batch job") == 2
+    comments = testbed.run(["squeue", "-h", "-a", "-O", "admin_comment:0"]).stdout
+    assert f"GS1:probe;t={token}" in comments
