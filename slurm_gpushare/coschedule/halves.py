@@ -96,16 +96,16 @@ def _promise_pct(job: Occupant, settings: PolicySettings) -> float:
     return promise if job.max_isd_pct is None else min(promise, job.max_isd_pct)
 
 
-def waiting_of(jobs: Sequence[PendingJob], rank: Ints, kind: Ints, wait_s: Floats, settings: PolicySettings) -> Waiting:
+def waiting_of(jobs: Sequence[PendingJob], rank: Ints, kind: Ints, settings: PolicySettings) -> Waiting:
     """The pending jobs as candidates for a lane."""
     cap = settings.guest_cap_pct
+    own = [cap if job.max_isd_pct is None else min(cap, job.max_isd_pct) for job in jobs]
     return Waiting(
         rank=rank,
         kind=kind,
         expected_s=np.array([expected_s(job, settings.limit_use) for job in jobs], float),
         limit_s=np.array([job.limit_s for job in jobs], float),
-        wait_s=wait_s,
-        cap_pct=np.array([cap if job.max_isd_pct is None else min(cap, job.max_isd_pct) for job in jobs], float),
+        cap_pct=np.array(own, float) if any(pct < cap for pct in own) else None,
     )
 
 

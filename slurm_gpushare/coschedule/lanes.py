@@ -72,8 +72,7 @@ class Waiting:
     kind: Ints  # row of the terms
     expected_s: Floats
     limit_s: Floats
-    wait_s: Floats  # expected, for a whole card
-    cap_pct: Floats  # most that it may be slowed
+    cap_pct: Floats | None = None  # most that it may be slowed, where owners ask for less than the site does
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,8 @@ class Join:
     explored: bool
 
 
+Waits = Callable[[Ints], Floats]
+"""How long these waiting jobs can expect to wait for a whole card; asked only for those that might share."""
 Compatible = Callable[[Ints, Ints], Bools]
 """Which of these waiting jobs (rows) may sit on which of these lanes (columns), apart from `Terms`."""
 
@@ -108,22 +109,31 @@ def fill_lanes(
     terms: Terms,
     settings: PolicySettings,
     longest_guest_s: float,
+    waits_s: Waits,
     compatible: Compatible | None = None,
 ) -> list[Join]:
     """Choose guests for the lanes: as many as gain by it, those with the shortest stay first."""
     if len(waiting.kind) == 0 or len(lanes.kind) == 0:
         return []
     guests = _candidates(waiting, lanes, terms, longest_guest_s)
+    if len(guests) == 0:
+        return []
+    wait_s = waits_s(guests)
     free = np.arange(len(lanes.kind))
     joins: list[Join] = []
     for _ in range(ROUNDS):
+        pods = -(-len(free) // POD_LANES)
         now: list[Join] = []
-        for some, columns in _pods(guests, free):
-            now += _match(waiting, lanes, terms, some, columns, settings, compatible)
+        for pod in range(pods):  # dealt like cards, so that each pod sees a fair sample of jobs and lanes
+            mine = slice(pod, None, pods)
+            now += _match(waiting, lanes, terms, guests[mine], wait_s[mine], free[mine], settings, compatible)
         joins += now
-        guests = guests[~np.isin(guests, [join.guest for join in now])]
+        if pods == 1 or not now:
+            break
+        stay = ~np.isin(guests, [join.guest for join in now])
+        guests, wait_s = guests[stay], wait_s[stay]
         free = free[~np.isin(free, [join.lane for join in now])]
-        if not now or len(guests) == 0 or len(free) == 0:
+        if len(guests) == 0 or len(free) == 0:
             break
     return joins
 
@@ -143,17 +153,12 @@ def _candidates(waiting: Waiting, lanes: Lanes, terms: Terms, longest_guest_s: f
     return guests[: 2 * len(lanes.kind) + 16]
 
 
-def _pods(guests: Ints, lanes: Ints) -> list[tuple[Ints, Ints]]:
-    """Deal jobs and lanes to pods of bounded size, so that each sees a fair sample of both."""
-    pods = -(-len(lanes) // POD_LANES)
-    return [(guests[pod::pods], lanes[pod::pods]) for pod in range(pods)]
-
-
 def _match(
     waiting: Waiting,
     lanes: Lanes,
     terms: Terms,
     guests: Ints,
+    wait_s: Floats,
     columns: Ints,
     settings: PolicySettings,
     compatible: Compatible | None,
@@ -164,12 +169,12 @@ def _match(
     cell = np.ix_(waiting.kind[guests], lanes.kind[columns])
     d = waiting.expected_s[guests][:, None]
     stay, delay = d * terms.stay[cell], d * terms.delay[cell]
-    gain = waiting.wait_s[guests][:, None] + d - stay - delay
+    gain = wait_s[:, None] + d - stay - delay
     ok = (d <= terms.longest[cell] * lanes.budget_s[columns]) & (gain > 0.0)
     outlives = terms.outlives[cell] * lanes.limit_left_s[columns]
     ok &= (waiting.limit_s[guests][:, None] <= outlives) | (waiting.rank[guests][:, None] <= lanes.wanted_rank[columns])
-    own_cap_pct = waiting.cap_pct[guests][:, None]
-    if (own_cap_pct < settings.guest_cap_pct).any():  # an owner's own cap knows no exploration
+    if isinstance(waiting.cap_pct, np.ndarray):  # an owner's own cap knows no exploration
+        own_cap_pct = waiting.cap_pct[guests][:, None]
         ok &= (own_cap_pct >= settings.guest_cap_pct) | ((terms.stay_high[cell] - 1.0) * 100.0 <= own_cap_pct)
     if compatible is not None and ok.any():
         ok &= compatible(guests, columns)

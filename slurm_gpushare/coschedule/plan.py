@@ -167,13 +167,13 @@ def _join(
     lanes = lanes_of(residents, running, lane_kind, wanted[gpus], settings)
     ranks = np.array([rank for rank, _ in guests], np.int64)
     waits = np.array([waits_s[rank] for rank, _ in guests], float)
-    waiting = waiting_of(jobs, ranks, guest_kind, waits, settings)
+    waiting = waiting_of(jobs, ranks, guest_kind, settings)
     compatible = Compatible(sites, jobs, waiting, residents, running, lanes, terms, settings)
     if settings.policy == "gpushare":
-        joins = fill_lanes(waiting, lanes, terms, settings, longest_s, compatible)
+        joins = fill_lanes(waiting, lanes, terms, settings, longest_s, lambda some: waits[some], compatible)
     else:
         clusters, lane_clusters = [job.cluster for job in jobs], [resident.job.cluster for resident in residents]
-        joins = join_simply(waiting, clusters, lanes, lane_clusters, terms, settings, compatible)
+        joins = join_simply(waiting, waits, clusters, lanes, lane_clusters, terms, settings, compatible)
     placements = []
     for join in sorted(joins, key=lambda join: join.guest):
         job, resident = jobs[join.guest], residents[join.lane]

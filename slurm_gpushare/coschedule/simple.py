@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurm_gpushare.coschedule.lanes import Compatible, Join, Lanes, Terms, Waiting
+from slurm_gpushare.coschedule.lanes import Compatible, Floats, Join, Lanes, Terms, Waiting
 from slurm_gpushare.coschedule.settings import PolicySettings
 
 HEAVIEST = 2
@@ -21,6 +21,7 @@ def complementary(cluster: int | None, other: int | None) -> bool:
 
 def join_simply(
     waiting: Waiting,
+    waits_s: Floats,
     clusters: list[int | None],
     lanes: Lanes,
     lane_clusters: list[int | None],
@@ -46,5 +47,5 @@ def join_simply(
         free[lane] = False
         d, cell = float(waiting.expected_s[i]), (waiting.kind[i], lanes.kind[lane])
         stay, delay = d * float(terms.stay[cell]), d * float(terms.delay[cell])
-        joins.append(Join(i, lane, stay, delay, float(waiting.wait_s[i]) + d - stay - delay, False))
+        joins.append(Join(i, lane, stay, delay, float(waits_s[i]) + d - stay - delay, False))
     return joins

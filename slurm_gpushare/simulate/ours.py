@@ -19,6 +19,8 @@ from slurm_gpushare.simulate.workload import Floats, Ints, Workload
 from slurm_gpushare.simulate.world import World
 
 OBSERVATION_NOISE = 0.05
+REFRESH = 0.01
+"""The terms follow the observations each time that these have grown by so much: early ones at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,12 @@ class LearnedRates:
         self._view = self._knowledge.view(self._names)
         self._random = np.random.default_rng([work.seed, 2])
         self._learns = learns
-        self._seen = 0
+        self._seen = self._used = 0
         self._terms: Terms | None = None
 
     def terms(self) -> Terms:
-        if self._terms is None:
+        if self._terms is None or self._seen - self._used > REFRESH * self._used:
+            self._used = self._seen
             mean, low = self._view.mean, self._view.low
             self._terms = Terms(Rates(mean, low, mean.T, low.T, self._can_share), self._settings)
         return self._terms
@@ -84,7 +87,6 @@ class LearnedRates:
                 noisy = world.rate_of[victim, neighbour] * (1 + OBSERVATION_NOISE * self._random.standard_normal())
                 self._knowledge.observe(self._names[victim], self._names[neighbour], float(np.clip(noisy, 0.02, 1.0)))
         self._seen = len(world.pairings_ended)
-        self._terms = None
 
 
 class Gpushare(Policy):
@@ -101,6 +103,8 @@ class Gpushare(Policy):
         self._arrived = 0
         self._ended = np.zeros(work.jobs, bool)
         self._sum_expected_s = 0.0
+        self._by_expected: Ints | None = None
+        self._all_single = bool((work.num_gpus == 1).all())
 
     def schedule(self, world: World) -> None:
         self._take_note(world)
@@ -111,7 +115,16 @@ class Gpushare(Policy):
     def _order(self) -> Ints:
         if self.options.order == "priority":
             return self.by_submit
-        return np.argsort(self.durations.expected_s, kind="stable")
+        if self._by_expected is None:
+            self._by_expected = np.argsort(self.durations.expected_s, kind="stable")
+        return self._by_expected
+
+    def _queue(self, world: World) -> Ints:
+        """Waiting jobs in the order in which they get whole GPUs."""
+        if self.options.order == "priority":
+            return np.flatnonzero(world.waiting)
+        order = self._order()
+        return order[world.waiting[order]]
 
     def _take_note(self, world: World) -> None:
         """Learn from what ended and arrived since the last look."""
@@ -124,6 +137,8 @@ class Gpushare(Policy):
         if arrived > self._arrived:
             new = np.arange(self._arrived, arrived)
             self.durations.arrived(new)
+            if self.options.durations == "history":
+                self._by_expected = None
             self._sum_expected_s += float(self.durations.expected_s[new].sum())
             self._arrived = arrived
 
@@ -133,25 +148,25 @@ class Gpushare(Policy):
         if len(halves) == 0:
             return
         work, durations = world.work, self.durations
-        order = self._order()
-        queue = order[world.waiting[order]]
-        expected_s = durations.expected_s[queue]
-        waits_s = expected_waits_s(self._free_in_s(world), expected_s * work.num_gpus[queue])
+        queue = self._queue(world)
         rank = np.arange(len(queue))
-        single = work.num_gpus[queue] == 1
-        if not single.all():
-            queue, expected_s, waits_s, rank = queue[single], expected_s[single], waits_s[single], rank[single]
+        single = rank if self._all_single else np.flatnonzero(work.num_gpus[queue] == 1)
+        guests = queue[single]
         waiting = Waiting(
-            rank=rank,
-            kind=work.profile[queue],
-            expected_s=expected_s,
-            limit_s=durations.limit_s[queue],
-            wait_s=waits_s,
-            cap_pct=np.full(len(queue), self.settings.guest_cap_pct),
+            rank=single,
+            kind=work.profile[guests],
+            expected_s=durations.expected_s[guests],
+            limit_s=durations.limit_s[guests],
         )
+
+        def waits_s(some: Ints) -> Floats:
+            free_in_s = self._left_s(world, world.first[world.first >= 0])
+            return expected_waits_s(free_in_s, durations.expected_s[queue] * work.num_gpus[queue])[single[some]]
+
+        lanes, terms = self._lanes(world, halves), self.seen.terms()
         longest_s = longest_guest_s(self._sum_expected_s / self._arrived, self.settings)
-        for join in fill_lanes(waiting, self._lanes(world, halves), self.seen.terms(), self.settings, longest_s):
-            world.start(int(queue[join.guest]), int(halves[join.lane]))
+        for join in fill_lanes(waiting, lanes, terms, self.settings, longest_s, waits_s):
+            world.start(int(guests[join.guest]), int(halves[join.lane]))
 
     def _lanes(self, world: World, halves: Ints) -> Lanes:
         residents = world.first[halves]
@@ -172,10 +187,6 @@ class Gpushare(Policy):
         done_s = world.work.duration_s[jobs] - world.left_s(jobs)
         limit_left_s = d.limit_s[jobs] - done_s
         return left_s(d.expected_s[jobs], d.only_limit[jobs], done_s, limit_left_s, self.settings.limit_use)
-
-    def _free_in_s(self, world: World) -> Floats:
-        """In how many seconds each card is expected to be whole again."""
-        return self._left_s(world, world.first[world.first >= 0])
 
 
 def oracle(work: Workload, seed: int = 0, options: Options | None = None) -> Gpushare:

@@ -11,7 +11,7 @@ from slurm_gpushare.simulate.world import World
 def start_whole(world: World, order: Ints) -> None:
     """Start waiting jobs on empty GPUs, in `order`; the first that does not fit gets a reservation."""
     empty = world.empty()
-    if len(empty) == 0:
+    if len(empty) == 0 or not world.waiting.any():
         return
     queue = order[world.waiting[order]]
     need = world.work.num_gpus
