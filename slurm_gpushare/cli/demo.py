@@ -11,15 +11,15 @@ from slurm_gpushare.cli.testbed import Steps
 from slurm_gpushare.testbed import demo as the_demo
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.layout import Shape
-from slurm_gpushare.testbed.rootfs import SUITES, host_suite
+from slurm_gpushare.testbed.rootfs import SUITES
 
 
 @click.command()
-@click.option("--slurm", "suite", type=click.Choice(list(SUITES)), default=host_suite, show_default="this machine's",
-              help="Debian release whose Slurm to run: bookworm 22.05, trixie 24.11, forky 26.05.")  # fmt: skip
+@click.option("--slurm", "suite", type=click.Choice(list(SUITES)),
+              help="Run the Slurm of another Debian: bookworm 22.05, trixie 24.11, forky 26.05.")  # fmt: skip
 @click.option("--dir", "directory", type=click.Path(path_type=Path), default=Path("/tmp/gpushare-demo"),
               show_default=True, help="The testbed's directory; it is removed at the end.")  # fmt: skip
-def demo(suite: str, directory: Path) -> None:
+def demo(suite: str | None, directory: Path) -> None:
     """Show jobs sharing GPUs on a throw-away Slurm."""
     steps = Steps()
     testbed = Testbed(directory, steps).up(Shape(nodes=2, gpus=2, shards=2), suite=suite)

@@ -12,7 +12,7 @@ from slurm_gpushare.errors import Exit, GpushareError
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.confs import PARTITION
 from slurm_gpushare.testbed.layout import Shape, default_dir
-from slurm_gpushare.testbed.rootfs import SUITES, host_suite
+from slurm_gpushare.testbed.rootfs import SUITES
 
 _dir = click.option(
     "--dir",
@@ -44,10 +44,10 @@ def testbed() -> None:
 @click.option("--gpus", default=4, show_default=True, help="GPUs a node.")
 @click.option("--shards", default=2, show_default=True, help="Shards a GPU.")
 @click.option("--accounting/--no-accounting", default=True, show_default=True, help="With MariaDB and slurmdbd.")
-@click.option("--slurm", "suite", type=click.Choice(list(SUITES)), default=host_suite, show_default="this machine's",
-              help="Debian release whose Slurm to run: bookworm 22.05, trixie 24.11, forky 26.05.")  # fmt: skip
+@click.option("--slurm", "suite", type=click.Choice(list(SUITES)),
+              help="Run the Slurm of another Debian: bookworm 22.05, trixie 24.11, forky 26.05.")  # fmt: skip
 @_dir
-def up(nodes: int, gpus: int, shards: int, accounting: bool, suite: str, directory: Path) -> None:
+def up(nodes: int, gpus: int, shards: int, accounting: bool, suite: str | None, directory: Path) -> None:
     """Start a testbed."""
     Testbed(directory, Steps()).up(Shape(nodes, gpus, shards), accounting=accounting, suite=suite)
     suffix = "" if directory == default_dir() else f" --dir {directory}"

@@ -84,7 +84,7 @@ class Testbed:
 
     def up(self, shape: Shape | None = None, *, accounting: bool = True, suite: str | None = None) -> Testbed:
         """Start everything, or raise and leave nothing behind."""
-        suite = rootfs.check_suite(suite or rootfs.host_suite())
+        suite = rootfs.check_suite(suite) if suite else rootfs.host_suite()
         shape = shape or Shape()
         self.layout.check()
         if os.geteuid():
@@ -301,7 +301,7 @@ def _check_space(directory: Path) -> None:
 
 
 def _slurm_release(root: Path | None) -> str:
-    argv = ["slurmctld", "-V"] if root is None else ["chroot", str(root), "slurmctld", "-V"]
+    argv = ["slurmctld", "-V"] if root is None else ["chroot", str(root), "/usr/sbin/slurmctld", "-V"]
     try:
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
     except (OSError, subprocess.CalledProcessError) as why:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.testbed.layout import Layout
+from slurm_gpushare.testbed.processes import recorded_pid
 
 HOLDER = "root"  # the holder's name among the daemons
 INSIDE = "/.gpushare-testbed"  # exists only inside
@@ -22,8 +23,10 @@ _FROM_SUITE = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc"}
 _ETC_OF_HOST = ("hosts", "hostname", "passwd", "group")
 
 
-def ready_file(layout: Layout) -> Path:
-    return layout.run / "root.ready"
+def is_ready(layout: Layout) -> bool:
+    """Whether the holder has changed to the new root, which is the last thing it does."""
+    pid = recorded_pid(layout.run / f"{HOLDER}.pid")
+    return pid is not None and Path(f"/proc/{pid}/root{INSIDE}").exists()
 
 
 def prepare(layout: Layout, root: Path) -> None:
@@ -79,7 +82,7 @@ def _mount_script(layout: Layout, root: Path) -> str:
     lines += [
         f"mount --bind {layout.root}/venv {new}{sys.prefix}",
         f"touch {new}{INSIDE}",
-        f"exec chroot {new} /bin/sh -c 'touch {ready_file(layout)}; exec sleep infinity'",
+        f"exec chroot {new} sleep infinity",
     ]
     return "\n".join(lines) + "\n"
 

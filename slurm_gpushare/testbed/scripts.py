@@ -42,21 +42,17 @@ def find_script(directory: Path, name: str) -> Path | None:
     return None
 
 
-def _exports(env: Mapping[str, str]) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
-
-
-def _wrapper(env: Mapping[str, str], script: Path | None) -> str:
+def _wrapper(env: Mapping[str, str], script: Path | None, before: str = "") -> str:
+    """A script that sets the environment, does what `before` says, and becomes the repository's script."""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     last = f"exec {shlex.quote(str(script))}\n" if script else "exit 0\n"
-    return f'#!/bin/sh\n{_exports(env)}export GPUSHARE_EMU_NODE="$SLURMD_NODENAME"\n{last}'
+    return f'#!/bin/sh\n{exports}export GPUSHARE_EMU_NODE="$SLURMD_NODENAME"\n{before}{last}'
 
 
 def _task_prolog(env: Mapping[str, str], script: Path | None) -> str:
-    """What it prints as ``export NAME=VALUE`` becomes the task's environment."""
+    """What it prints as ``export NAME=VALUE`` becomes the task's environment, also under --export=NONE."""
     prints = "".join(f"echo {shlex.quote(f'export {name}={value}')}\n" for name, value in env.items())
-    return f"{_wrapper(env, None).removesuffix('exit 0' + chr(10))}{prints}" + (
-        f"exec {shlex.quote(str(script))}\n" if script else "exit 0\n"
-    )
+    return _wrapper(env, script, before=prints)
 
 
 def _lua(directory: Path, name: str) -> str | None:

@@ -26,7 +26,7 @@ def services(layout: Layout, state: State, enter: Sequence[str], ask: Ask) -> It
         return Daemon(name, argv, env, layout.run, layout.log / f"{name}.err", ready)
 
     if enter:
-        yield daemon(namespace.HOLDER, namespace.holder_argv(layout), namespace.ready_file(layout).exists)
+        yield daemon(namespace.HOLDER, namespace.holder_argv(layout), partial(namespace.is_ready, layout))
     yield daemon("munged", _munge_argv(layout), partial(_unix_answers, layout.munge_socket))
     if state.accounting:
         yield daemon("mariadbd", database.server_argv(layout), partial(database.answers, layout))

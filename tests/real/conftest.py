@@ -25,12 +25,19 @@ def short_tmp() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def testbed_session(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Testbed]:
+def slurm_suite(request: pytest.FixtureRequest) -> str | None:
+    """The Debian release whose Slurm is tested; None: this machine's."""
+    suite: str | None = request.config.option.slurm
+    return suite
+
+
+@pytest.fixture(scope="session")
+def testbed_session(slurm_suite: str | None, short_tmp: Path) -> Iterator[Testbed]:
     if os.geteuid():
         pytest.skip("a real Slurm needs root")
     if shutil.which("munged") is None:
         pytest.skip("no munge: run scripts/setup.sh")
-    testbed = Testbed(short_tmp / "testbed").up(Shape(nodes=2, gpus=2, shards=2), suite=request.config.option.slurm)
+    testbed = Testbed(short_tmp / "testbed").up(Shape(nodes=2, gpus=2, shards=2), suite=slurm_suite)
     yield testbed
     testbed.down(purge=True)
 

@@ -20,21 +20,29 @@ from slurm_gpushare.testbed.layout import Layout, Shape
 from slurm_gpushare.testbed.processes import marked_pids, wait_until
 
 GPUSHARE = [sys.executable, "-m", "slurm_gpushare"]
-SMALL = Shape(nodes=1, gpus=1, shards=2)
+
+
+class Spare(Testbed):
+    """Small and quick to start, on the release that is tested."""
+
+    def __init__(self, directory: Path, suite: str | None) -> None:
+        super().__init__(directory)
+        self.suite = suite
+        self.up_argv = [*GPUSHARE, "testbed", "up", "--nodes=1", "--gpus=1", "--no-accounting", "--dir", str(directory)]
+        self.up_argv += [f"--slurm={suite}"] if suite else []
+
+    def start(self) -> None:
+        self.up(Shape(nodes=1, gpus=1, shards=2), accounting=False, suite=self.suite)
 
 
 @pytest.fixture
-def spare(short_tmp: Path, request: pytest.FixtureRequest) -> Iterator[Testbed]:
-    """A testbed that is not up, to be broken."""
+def spare(short_tmp: Path, slurm_suite: str | None) -> Iterator[Spare]:
+    """A small testbed that is not up yet, to be broken."""
     if os.geteuid():
         pytest.skip("a real Slurm needs root")
-    testbed = Testbed(short_tmp / f"spare{time.monotonic_ns() % 10**6}")
+    testbed = Spare(short_tmp / f"spare{time.monotonic_ns() % 10**6}", slurm_suite)
     yield testbed
     testbed.down(purge=True)
-
-
-def start(testbed: Testbed) -> Testbed:
-    return testbed.up(SMALL, accounting=False)
 
 
 def command(testbed: Testbed, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -46,8 +54,8 @@ def nothing_left(testbed: Testbed) -> bool:
     return not marked_pids(testbed.dir) and not testbed.dir.exists()
 
 
-def test_status_names_a_killed_daemon_and_down_stops_the_rest(spare: Testbed) -> None:
-    start(spare)
+def test_status_names_a_killed_daemon_and_down_stops_the_rest(spare: Spare) -> None:
+    spare.start()
     assert command(spare, "status").returncode == 0
     spare.kill("slurmd-gpu0")
     status = command(spare, "status")
@@ -57,25 +65,23 @@ def test_status_names_a_killed_daemon_and_down_stops_the_rest(spare: Testbed) ->
     assert nothing_left(spare)
 
 
-def test_up_again_where_a_testbed_runs_is_refused_and_where_one_is_broken_starts_afresh(spare: Testbed) -> None:
-    start(spare)
+def test_up_again_where_a_testbed_runs_is_refused_and_where_one_is_broken_starts_afresh(spare: Spare) -> None:
+    spare.start()
     first = spare.running()
     with pytest.raises(GpushareError, match="runs here already"):
-        start(Testbed(spare.dir))
+        Spare(spare.dir, spare.suite).start()
     assert spare.running() == first
     spare.kill("slurmctld")
-    again = start(Testbed(spare.dir))
+    again = Spare(spare.dir, spare.suite)
+    again.start()
     assert all(again.running().values())
     assert set(again.running().values()).isdisjoint(first.values())
     assert not [pid for pid in first.values() if pid in marked_pids(spare.dir)]
 
 
 @pytest.mark.parametrize("moment", ["munged.pid", "slurmctld.pid"])
-def test_a_start_that_was_killed_is_cleaned_up_by_down(spare: Testbed, moment: str) -> None:
-    up = subprocess.Popen(
-        [*GPUSHARE, "testbed", "up", "--nodes=1", "--gpus=1", "--no-accounting", "--dir", str(spare.dir)],
-        stderr=subprocess.DEVNULL,
-    )
+def test_a_start_that_was_killed_is_cleaned_up_by_down(spare: Spare, moment: str) -> None:
+    up = subprocess.Popen(spare.up_argv, stderr=subprocess.DEVNULL)
     assert wait_until((spare.layout.run / moment).exists, 30)
     up.send_signal(signal.SIGKILL)
     up.wait()
@@ -85,16 +91,16 @@ def test_a_start_that_was_killed_is_cleaned_up_by_down(spare: Testbed, moment: s
     assert nothing_left(spare)
 
 
-def test_an_interrupted_start_cleans_up_itself(spare: Testbed) -> None:
-    up = subprocess.Popen([*GPUSHARE, "testbed", "up", "--dir", str(spare.dir)], stderr=subprocess.DEVNULL)
+def test_an_interrupted_start_cleans_up_itself(spare: Spare) -> None:
+    up = subprocess.Popen(spare.up_argv, stderr=subprocess.DEVNULL)
     assert wait_until((spare.layout.run / "munged.pid").exists, 30)
     up.send_signal(signal.SIGINT)
     assert up.wait(60) == 130
     assert nothing_left(spare)
 
 
-def test_down_ends_jobs_that_hide_from_it(spare: Testbed) -> None:
-    start(spare)
+def test_down_ends_jobs_that_hide_from_it(spare: Spare) -> None:
+    spare.start()
     job = submit(spare, "trap '' TERM; env -i sleep 1000 & env -i setsid sleep 1000; wait")
     wait_for(spare, job, ["RUNNING"])
     assert wait_until(lambda: len(_sleepers()) == 2, 20)
@@ -107,8 +113,8 @@ def _sleepers() -> list[str]:
     return [line for line in lines if line == "sleep 1000"]
 
 
-def test_two_testbeds_live_side_by_side(testbed: Testbed, spare: Testbed) -> None:
-    start(spare)
+def test_two_testbeds_live_side_by_side(testbed: Testbed, spare: Spare) -> None:
+    spare.start()
     ports = [testbed.state.ports, spare.state.ports]
     used = [port for each in ports for port in (each.slurmctld, each.slurmdbd, *each.slurmd)]
     assert len(set(used)) == len(used)
@@ -120,15 +126,15 @@ def test_two_testbeds_live_side_by_side(testbed: Testbed, spare: Testbed) -> Non
     wait_for(testbed, submit(testbed, "true"), ["COMPLETED"])
 
 
-def test_a_daemon_that_does_not_start_is_named_with_its_log(spare: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_does_not_start_is_named_with_its_log(spare: Spare, monkeypatch: pytest.MonkeyPatch) -> None:
     good = confs.slurm_conf
     monkeypatch.setattr(confs, "slurm_conf", lambda *args: good(*args) + "SelectType=select/nonsense\n")
     with pytest.raises(GpushareError, match=r"slurmctld: died at start: .*select/nonsense"):
-        start(spare)
+        spare.start()
     assert nothing_left(spare)
 
 
-def test_a_full_disk_is_one_line(spare: Testbed) -> None:
+def test_a_full_disk_is_one_line(spare: Spare) -> None:
     spare.dir.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(spare.dir)], check=True)
     try:
@@ -143,18 +149,17 @@ def test_a_full_disk_is_one_line(spare: Testbed) -> None:
         subprocess.run(["umount", str(spare.dir)], check=True)
 
 
-def test_without_gcc_nothing_is_left(
-    spare: Testbed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_tmp: Path
-) -> None:
-    (tmp_path / "slurmctld").symlink_to("/usr/sbin/slurmctld")
+def test_without_gcc_nothing_is_left(spare: Spare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for needed in ("/usr/sbin/slurmctld", "/usr/sbin/chroot"):
+        (tmp_path / Path(needed).name).symlink_to(needed)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(GpushareError, match="gcc, which is not installed"):
-        start(spare)
+        spare.start()
     monkeypatch.undo()
     assert nothing_left(spare)
 
 
-def test_only_root_can_start_one(spare: Testbed) -> None:
+def test_only_root_can_start_one(spare: Spare) -> None:
     argv = ["setpriv", "--reuid=nobody", "--clear-groups", *GPUSHARE, "testbed", "up", "--dir", str(spare.dir)]
     failed = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 1
@@ -162,18 +167,18 @@ def test_only_root_can_start_one(spare: Testbed) -> None:
     assert not spare.dir.exists()
 
 
-def test_a_directory_that_holds_something_else_is_left_alone(spare: Testbed) -> None:
+def test_a_directory_that_holds_something_else_is_left_alone(spare: Spare) -> None:
     spare.dir.mkdir()
     precious = spare.dir / "thesis.tex"
     precious.write_text("x")
-    for act in (lambda: start(spare), lambda: spare.down(purge=True)):
+    for act in (spare.start, lambda: spare.down(purge=True)):
         with pytest.raises(BadInput, match="not a testbed's directory"):
             act()
     assert precious.read_text() == "x"
     precious.unlink()
 
 
-def test_a_stale_pid_file_harms_nobody(spare: Testbed) -> None:
+def test_a_stale_pid_file_harms_nobody(spare: Spare) -> None:
     bystander = subprocess.Popen(["sleep", "100"])
     try:
         layout = Layout(spare.dir)
