@@ -23,20 +23,31 @@ PHASES = (Phase(0.04, 0.35, 0.30, 1.00), Phase(0.90, 1.00, 1.00, 0.60), Phase(1.
 NOISE = 0.015  # of the level, at most, either way
 
 
-def phase_at(epoch_fraction: float) -> Phase:
-    """The part of the epoch that a job is in."""
-    return next((phase for phase in PHASES if epoch_fraction < phase.until), PHASES[-1])
+def mean_phase(begin: float, end: float) -> Phase:
+    """Mean load over a stretch of work, in epochs (2.25 is a quarter into the third); at a point if they are equal."""
+    if end - begin < 1e-9:
+        at = begin % 1.0
+        return next(phase for phase in PHASES if at < phase.until)
+    shares = []
+    for phase, since in zip(PHASES, (0.0, *(phase.until for phase in PHASES)), strict=False):
+        length = phase.until - since
+
+        def spent(at: float, since: float = since, length: float = length) -> float:
+            """Work done in this phase from the first epoch's start to `at`."""
+            return at // 1.0 * length + min(max(at % 1.0 - since, 0.0), length)
+
+        shares.append((phase, (spent(end) - spent(begin)) / (end - begin)))
+    return Phase(
+        1.0,
+        sum(phase.gpu * share for phase, share in shares),
+        sum(phase.memory * share for phase, share in shares),
+        sum(phase.pcie * share for phase, share in shares),
+    )
 
 
-def mean_share() -> float:
-    """Mean GPU utilisation over an epoch, alone, as a share of the stated demand."""
-    begins = (0.0, *(phase.until for phase in PHASES))
-    return sum((phase.until - begin) * phase.gpu for phase, begin in zip(PHASES, begins, strict=False))
-
-
-def sample(demand: Demand, epoch_fraction: float, rate: float, at_us: int, noise: random.Random) -> Sample:
-    """The job's own load now: a job that is slowed keeps the GPU busy less, in proportion."""
-    phase = phase_at(epoch_fraction)
+def sample(demand: Demand, begin: float, end: float, rate: float, at_us: int, noise: random.Random) -> Sample:
+    """The job's own load over a stretch of its work: a slowed job keeps the GPU busy less, in proportion."""
+    phase = mean_phase(begin, end)
 
     def level(share: float, full: float, cap: float) -> float:
         return min(cap, full * share * rate * (1 + noise.uniform(-NOISE, NOISE)))

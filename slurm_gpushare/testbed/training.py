@@ -17,6 +17,7 @@ from slurm_gpushare.testbed.progress import RateOf, Step, advance
 TICK_S = 0.25  # how often load is published; accuracy does not depend on it
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOP_SIGNALS, signal.SIGCONT)
+SHORTEST_SAMPLE_US = 100_000
 NEARLY_S = 1e-6  # work that is left only by rounding
 
 
@@ -67,38 +68,38 @@ class _Training:
     def __init__(self, job: Job, card: Card, seat: Seat, rate_of: RateOf, begun_s: float) -> None:
         self.job, self.card, self.seat, self.rate_of = job, card, seat, rate_of
         self.begun_s = self.done_s = self.epoch_begun_s = begun_s
-        self.at_us = self.epoch_at_us = seat.joined_us
+        self.at_us = self.epoch_at_us = self.published_us = seat.joined_us
+        self.published_s = begun_s
         self.epoch = min(int((begun_s + NEARLY_S) / job.epoch_s), job.epochs)
         self.first_epoch = self.epoch
         self.noise = random.Random(job.seed)
         self.to_grow_mib = job.mem_grow_mib
-        self.burnt_s = time.process_time()
 
     def run(self) -> None:
         info = self.card.info
         _say(f"training on GPU {info.index} ({info.name}): {self.job.epochs} epochs, {self.job.work_s:g} s alone")
         if self.begun_s:
             _say(f"resumed after {self.begun_s:.3f} s of work, in epoch {self.epoch + 1}")
-        wait_s = 0.0
+        self._publish(1.0)
+        wait_s = self._left_in_epoch_s()
         while self.epoch < self.job.epochs:
-            step = self._advance(signal.sigtimedwait(SIGNALS, wait_s))
+            step = self._advance(signal.sigtimedwait(SIGNALS, max(0.0, min(wait_s, TICK_S))))
             if self.to_grow_mib and self.done_s >= self.job.work_s / 2:
                 self.seat.grow(self.to_grow_mib)
                 self.to_grow_mib = 0
             if self._left_in_epoch_s() <= NEARLY_S:
                 self._end_epoch()
-                continue
-            fraction = 1 - self._left_in_epoch_s() / self.job.epoch_s
-            self.seat.publish(load.sample(self.job.demand, fraction, step.rate, self.at_us, self.noise))
-            self._burn(wait_s)
-            due_s = self._left_in_epoch_s() / step.rate - (now_us() - self.at_us) / 1e6
-            wait_s = min(TICK_S, max(due_s, 0.0005))
+            if self.at_us - self.published_us >= SHORTEST_SAMPLE_US:
+                self._publish((self.done_s - self.published_s) / ((self.at_us - self.published_us) / 1e6))
+            self._burn()
+            wait_s = self._left_in_epoch_s() / step.rate - (now_us() - self.at_us) / 1e6
         self._report()
 
     def _advance(self, got: signal.struct_siginfo | None) -> Step:
         look_us = max(now_us(), self.at_us)
         if got and got.si_signo == signal.SIGCONT and look_us - self.at_us > 2e6 * TICK_S:
-            self.at_us = look_us  # it was suspended: that time was not worked
+            self.at_us = self.published_us = look_us  # it was suspended: that time was not worked
+            self.published_s = self.done_s
         others = [stay for stay in self.card.residents(self.at_us) if stay.slot != self.seat.slot]
         step = advance(self.at_us, look_us, self._left_in_epoch_s(), others, self.rate_of)
         self.done_s, self.at_us = self.done_s + step.work_s, step.until_us
@@ -106,6 +107,12 @@ class _Training:
             self._save()
             raise Stopped(got.si_signo)
         return step
+
+    def _publish(self, rate: float) -> None:
+        """Show the mean load since the last time, as NVML's samples do."""
+        begin, end = self.published_s / self.job.epoch_s, self.done_s / self.job.epoch_s
+        self.seat.publish(load.sample(self.job.demand, begin, end, rate, self.at_us, self.noise))
+        self.published_s, self.published_us = self.done_s, self.at_us
 
     def _left_in_epoch_s(self) -> float:
         return (self.epoch + 1) * self.job.epoch_s - self.done_s
@@ -135,13 +142,12 @@ class _Training:
             except GpushareError as error:
                 _warn(str(error))  # the training itself goes on
 
-    def _burn(self, passed_s: float) -> None:
+    def _burn(self) -> None:
         """Use the CPU for real, so that the host's counters show the job's share."""
-        if self.job.demand.cpu_pct > 0:
-            target_s = self.burnt_s + self.job.demand.cpu_pct / 100 * passed_s
-            while time.process_time() < target_s:
-                pass
-            self.burnt_s = time.process_time()
+        due_s = self.job.demand.cpu_pct / 100 * (self.at_us - self.seat.joined_us) / 1e6
+        until = time.monotonic() + TICK_S  # a machine that is too busy must not keep us from publishing
+        while time.process_time() < due_s and time.monotonic() < until:
+            pass
 
 
 def _touch(path: Path) -> None:

@@ -61,27 +61,39 @@ def test_it_does_not_matter_how_often_a_job_looks(others: list[Resident], looks:
     assert often == pytest.approx(once)
 
 
+def shown(begin: float, end: float, rate: float = 1.0, seed: int = 1) -> float:
+    return load.sample(ANYONE, begin, end, rate, 0, random.Random(seed)).sm_pct
+
+
 def test_training_shows_the_stated_demand_and_loading_and_validation_less() -> None:
-    noise = random.Random(1)
-    loading, training, validation = (load.sample(ANYONE, at, 1.0, 0, noise).sm_pct for at in (0.01, 0.5, 0.95))
+    loading, training, validation = (shown(at, at) for at in (0.01, 0.5, 0.95))
     assert loading < 20 < validation < 40 < training
     assert training == pytest.approx(50, abs=1)
+    assert shown(2.1, 2.8) == pytest.approx(50, abs=1)
 
 
 def test_a_slowed_job_uses_the_gpu_less_in_proportion() -> None:
-    assert load.sample(ANYONE, 0.5, 0.4, 0, random.Random(1)).sm_pct == pytest.approx(20, abs=0.5)
+    assert shown(0.5, 0.6, rate=0.4) == pytest.approx(20, abs=0.5)
 
 
 def test_noise_is_repeatable_and_small() -> None:
     def series(seed: int) -> list[float]:
         noise = random.Random(seed)
-        return [load.sample(ANYONE, 0.5, 1.0, 0, noise).sm_pct for _ in range(200)]
+        return [load.sample(ANYONE, 0.5, 0.6, 1.0, 0, noise).sm_pct for _ in range(200)]
 
     assert series(1) == series(1) != series(2)
     assert 49 < min(series(1)) < 49.6 < 50.4 < max(series(1)) < 51
 
 
-def test_the_mean_of_an_epoch_is_as_stated() -> None:
-    noise = random.Random(1)
-    mean = sum(load.sample(ANYONE, at / 1000, 1.0, 0, noise).sm_pct for at in range(1000)) / 1000
-    assert mean == pytest.approx(50 * load.mean_share(), abs=0.2)
+def test_a_sample_longer_than_an_epoch_shows_its_mean() -> None:
+    phases = 0.04 * 0.35 + 0.86 + 0.10 * 0.72
+    assert load.mean_phase(0, 1).gpu == pytest.approx(phases)
+    assert load.mean_phase(3.7, 8.7).gpu == pytest.approx(phases)
+
+
+@given(st.floats(0, 5), st.floats(0, 5), st.floats(0, 5))
+def test_however_work_is_cut_into_samples_the_mean_stays(a: float, b: float, c: float) -> None:
+    low, middle, high = sorted((a, b, c))
+    if high - low > 1e-3:
+        parts = load.mean_phase(low, middle).gpu * (middle - low) + load.mean_phase(middle, high).gpu * (high - middle)
+        assert load.mean_phase(low, high).gpu * (high - low) == pytest.approx(parts, abs=1e-6)

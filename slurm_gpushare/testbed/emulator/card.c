@@ -130,8 +130,9 @@ static char process_state(uint32_t pid, uint64_t start_ticks)
 }
 
 
-/* One entry for each live process; its load is the mean of its samples after `since_us`, at most the last second. */
-unsigned int loads(const struct card *card, uint64_t since_us, struct load out[SLOTS])
+/* One entry for each live process; its load is the mean of its samples after `since_us` that are at most `window_us`
+ * older than its newest, however long ago that was: a job that a busy machine keeps from publishing still trains. */
+unsigned int loads(const struct card *card, uint64_t since_us, uint64_t window_us, struct load out[SLOTS])
 {
     unsigned int n = 0;
     for (unsigned int i = 0; i < SLOTS; i++) {
@@ -149,7 +150,7 @@ unsigned int loads(const struct card *card, uint64_t since_us, struct load out[S
             const struct sample *s = &slot->ring[(head - k) % RING];
             if (k == 1)
                 load.at_us = s->at_us;
-            if (s->at_us <= since_us || s->at_us + 1000000 < load.at_us)
+            if (s->at_us <= since_us || s->at_us + window_us < load.at_us)
                 break;
             load.sm_pct += s->sm_pct, load.mem_pct += s->mem_pct, load.tx_kb_s += s->tx_kb_s, load.rx_kb_s += s->rx_kb_s;
             used++;
@@ -167,8 +168,7 @@ unsigned int loads(const struct card *card, uint64_t since_us, struct load out[S
 struct load total(const struct card *card, uint64_t window_us)
 {
     struct load each[SLOTS], sum = {0};
-    uint64_t now = clock_us(CLOCK_MONOTONIC);
-    unsigned int n = loads(card, now > window_us ? now - window_us : 0, each);
+    unsigned int n = loads(card, 0, window_us, each);
     for (unsigned int i = 0; i < n; i++) {
         sum.pid++;
         sum.mem_mib += each[i].mem_mib;

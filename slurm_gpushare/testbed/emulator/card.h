@@ -50,7 +50,7 @@ void map_cards(void);                       /* fills cards[] from node_dir */
 void unmap_cards(void);
 result fault(const char *function);         /* what the node's fault file wants of this call; may hang */
 uint64_t clock_us(int clock);
-unsigned int loads(const struct card *card, uint64_t since_us, struct load out[SLOTS]);
+unsigned int loads(const struct card *card, uint64_t since_us, uint64_t window_us, struct load out[SLOTS]);
 struct load total(const struct card *card, uint64_t window_us);
 
 static inline double least(double a, double b) { return a < b ? a : b; }

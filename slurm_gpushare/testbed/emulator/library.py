@@ -10,7 +10,7 @@ from pathlib import Path
 from slurm_gpushare.errors import GpushareError
 
 NAME = "libnvidia-ml.so.1"
-SOURCES = [Path(__file__).with_name(name) for name in ("card.c", "nvml.c")]
+SOURCES = [Path(__file__).with_name(name) for name in ("card.c", "nvml.c", "sensors.c")]
 FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{NAME}"]
 
 

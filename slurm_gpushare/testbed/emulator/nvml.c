@@ -10,7 +10,7 @@
  * where FUNCTION may be `*`. They are read on each call, so a fault may come and go.
  */
 #define _GNU_SOURCE
-#include "card.h"
+#include "api.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -19,9 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define API __attribute__((visibility("default")))
-
-static int references;
+int references;
 static uint64_t wall_shift_us; /* wall clock less monotonic, fixed at init so that a sample's time never changes */
 
 /* ---- begin and end ---- */
@@ -52,19 +50,6 @@ API result nvmlShutdown(void)
         unmap_cards();
     return OK;
 }
-
-#define BEGIN                                                                                                         \
-    do {                                                                                                              \
-        if (references == 0)                                                                                          \
-            return UNINITIALIZED;                                                                                     \
-        result bad_ = fault(__func__);                                                                                \
-        if (bad_)                                                                                                     \
-            return bad_;                                                                                              \
-    } while (0)
-
-static unsigned int whole(double value) { return (unsigned int)(value + 0.5); }
-#define SHORT_WINDOW_US 600000 /* NVML's own sample period is 1/6 to 1 s */
-#define LONG_WINDOW_US 6000000
 
 /* ---- the system ---- */
 static result copy(char *to, unsigned int size, const char *text)
@@ -169,21 +154,6 @@ API result nvmlDeviceGetHandleByPciBusId(const char *bus_id, struct card **devic
     return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
 }
 
-#define DEVICE                                                                                                        \
-    do {                                                                                                              \
-        BEGIN;                                                                                                        \
-        if (!known(card))                                                                                             \
-            return INVALID_ARGUMENT;                                                                                  \
-    } while (0)
-
-static int known(const struct card *card)
-{
-    for (unsigned int i = 0; i < card_count; i++)
-        if (cards[i] == card)
-            return 1;
-    return 0;
-}
-
 /* ---- what a device is ---- */
 API result nvmlDeviceGetName(struct card *card, char *name, unsigned int size) { DEVICE; return copy(name, size, card->name); }
 API result nvmlDeviceGetUUID(struct card *card, char *uuid, unsigned int size) { DEVICE; return copy(uuid, size, card->uuid); }
@@ -236,161 +206,6 @@ API result nvmlDeviceSetComputeMode(struct card *card, unsigned int mode)
     return wrote == sizeof value ? OK : UNKNOWN;
 }
 
-/* ---- memory ---- */
-struct memory { unsigned long long total, free, used; };
-struct memory_v2 { unsigned int version; unsigned long long total, reserved, free, used; };
-#define MEMORY_V2 (sizeof(struct memory_v2) | 2U << 24)
-
-API result nvmlDeviceGetMemoryInfo(struct card *card, struct memory *memory)
-{
-    DEVICE;
-    memory->total = card->mem_total_mib * MIB;
-    memory->used = (card->mem_reserved_mib + total(card, SHORT_WINDOW_US).mem_mib) * MIB; /* v1 counts the driver's own */
-    memory->free = memory->total - memory->used;
-    return OK;
-}
-
-API result nvmlDeviceGetMemoryInfo_v2(struct card *card, struct memory_v2 *memory)
-{
-    DEVICE;
-    if (memory->version != MEMORY_V2)
-        return ARGUMENT_VERSION_MISMATCH;
-    memory->total = card->mem_total_mib * MIB;
-    memory->reserved = card->mem_reserved_mib * MIB;
-    memory->used = total(card, SHORT_WINDOW_US).mem_mib * MIB;
-    memory->free = memory->total - memory->reserved - memory->used;
-    return OK;
-}
-
-/* ---- how busy ---- */
-struct utilization { unsigned int gpu, memory; };
-
-API result nvmlDeviceGetUtilizationRates(struct card *card, struct utilization *rates)
-{
-    DEVICE;
-    struct load now = total(card, SHORT_WINDOW_US);
-    rates->gpu = whole(now.sm_pct), rates->memory = whole(now.mem_pct);
-    return OK;
-}
-
-API result nvmlDeviceGetEncoderUtilization(struct card *card, unsigned int *pct, unsigned int *period_us)
-{
-    DEVICE;
-    *pct = 0, *period_us = 167000;
-    return OK;
-}
-API result nvmlDeviceGetDecoderUtilization(struct card *card, unsigned int *pct, unsigned int *period_us)
-{
-    return nvmlDeviceGetEncoderUtilization(card, pct, period_us);
-}
-
-static double watts(const struct card *card, struct load load)
-{
-    double dynamic = (load.pid ? 0.06 : 0) + 0.0070 * load.sm_pct + 0.0020 * load.mem_pct; /* a context alone wakes it */
-    return card->power_idle_w + dynamic * (card->power_limit_w - card->power_idle_w);
-}
-
-API result nvmlDeviceGetPowerUsage(struct card *card, unsigned int *milliwatts)
-{
-    DEVICE;
-    *milliwatts = whole(1000 * watts(card, total(card, SHORT_WINDOW_US)));
-    return OK;
-}
-API result nvmlDeviceGetPowerManagementLimit(struct card *card, unsigned int *milliwatts)
-{
-    DEVICE;
-    *milliwatts = 1000 * card->power_limit_w;
-    return OK;
-}
-API result nvmlDeviceGetPowerManagementDefaultLimit(struct card *card, unsigned int *milliwatts)
-{
-    return nvmlDeviceGetPowerManagementLimit(card, milliwatts);
-}
-API result nvmlDeviceGetEnforcedPowerLimit(struct card *card, unsigned int *milliwatts)
-{
-    return nvmlDeviceGetPowerManagementLimit(card, milliwatts);
-}
-API result nvmlDeviceGetPowerManagementLimitConstraints(struct card *card, unsigned int *least_mw, unsigned int *most_mw)
-{
-    DEVICE;
-    *least_mw = 500 * card->power_limit_w, *most_mw = 1000 * card->power_limit_w;
-    return OK;
-}
-
-API result nvmlDeviceGetTemperature(struct card *card, int sensor, unsigned int *celsius)
-{
-    DEVICE;
-    if (sensor != 0)
-        return INVALID_ARGUMENT;
-    *celsius = whole(29 + 0.12 * watts(card, total(card, LONG_WINDOW_US))); /* metal is slow: follow seconds, not samples */
-    return OK;
-}
-struct temperature { unsigned int version; int sensor, celsius; };
-API result nvmlDeviceGetTemperatureV(struct card *card, struct temperature *temperature)
-{
-    DEVICE;
-    unsigned int celsius = 0;
-    if (temperature->version != (sizeof(struct temperature) | 1U << 24))
-        return ARGUMENT_VERSION_MISMATCH;
-    result code = nvmlDeviceGetTemperature(card, temperature->sensor, &celsius);
-    temperature->celsius = (int)celsius;
-    return code;
-}
-
-enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
-
-API result nvmlDeviceGetMaxClockInfo(struct card *card, int type, unsigned int *mhz)
-{
-    DEVICE;
-    if (type < CLOCK_GRAPHICS || type > CLOCK_VIDEO)
-        return INVALID_ARGUMENT;
-    *mhz = type == CLOCK_MEM ? 877 : type == CLOCK_VIDEO ? 1372 : 1530;
-    return OK;
-}
-
-API result nvmlDeviceGetClockInfo(struct card *card, int type, unsigned int *mhz)
-{
-    result code = nvmlDeviceGetMaxClockInfo(card, type, mhz);
-    if (code != OK || type == CLOCK_MEM) /* HBM2 runs at one speed */
-        return code;
-    struct load now = total(card, SHORT_WINDOW_US);
-    if (now.pid == 0)
-        *mhz = type == CLOCK_VIDEO ? 555 : 135;
-    else /* the closer to its power limit, the slower it boosts, in steps of 7.5 MHz */
-        *mhz = whole(*mhz - 7.5 * (int)(now.sm_pct / 10));
-    return OK;
-}
-API result nvmlDeviceGetPerformanceState(struct card *card, int *state)
-{
-    DEVICE;
-    *state = 0; /* a V100 idles in P0 */
-    return OK;
-}
-
-API result nvmlDeviceGetPcieThroughput(struct card *card, int counter, unsigned int *kb_s)
-{
-    DEVICE;
-    if (counter != 0 && counter != 1)
-        return INVALID_ARGUMENT;
-    struct load now = total(card, SHORT_WINDOW_US);
-    *kb_s = whole(counter == 0 ? now.tx_kb_s : now.rx_kb_s);
-    return OK;
-}
-API result nvmlDeviceGetCurrPcieLinkGeneration(struct card *card, unsigned int *gen) { DEVICE; *gen = 3; return OK; }
-API result nvmlDeviceGetMaxPcieLinkGeneration(struct card *card, unsigned int *gen) { DEVICE; *gen = 3; return OK; }
-API result nvmlDeviceGetCurrPcieLinkWidth(struct card *card, unsigned int *width) { DEVICE; *width = 16; return OK; }
-API result nvmlDeviceGetMaxPcieLinkWidth(struct card *card, unsigned int *width) { DEVICE; *width = 16; return OK; }
-
-/* What an SXM2 module has not got, or what this emulation leaves out although the driver exports it. */
-API result nvmlDeviceGetFanSpeed(struct card *card, unsigned int *pct) { DEVICE; *pct = 0; return NOT_SUPPORTED; }
-API result nvmlDeviceGetMigMode(struct card *card, unsigned int *now, unsigned int *pending)
-{
-    DEVICE;
-    *now = *pending = 0;
-    return NOT_SUPPORTED;
-}
-API result nvmlDeviceGetTotalEnergyConsumption(struct card *card, unsigned long long *mj) { DEVICE; *mj = 0; return NOT_SUPPORTED; }
-
 /* ---- processes ---- */
 struct process_v1 { unsigned int pid; unsigned long long used; };
 struct process_v2 { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; };
@@ -398,7 +213,7 @@ struct process_v2 { unsigned int pid; unsigned long long used; unsigned int gpu_
 static result processes(const struct card *card, unsigned int *count, void *out, int v1)
 {
     struct load each[SLOTS];
-    unsigned int n = loads(card, 0, each), room = *count;
+    unsigned int n = loads(card, 0, 0, each), room = *count;
     *count = n;
     if (n > room || (n > 0 && !out))
         return INSUFFICIENT_SIZE;
@@ -446,7 +261,7 @@ API result nvmlDeviceGetProcessUtilization(struct card *card, struct process_sam
     DEVICE;
     struct load each[SLOTS];
     uint64_t shift = wall_shift_us;
-    unsigned int n = loads(card, last_seen_us > shift ? last_seen_us - shift : 0, each), filled = 0, room = *count;
+    unsigned int n = loads(card, last_seen_us > shift ? last_seen_us - shift : 0, 1000000, each), filled = 0, room = *count;
     for (unsigned int i = 0; i < n; i++) {
         if (each[i].at_us == 0 || each[i].at_us + shift <= last_seen_us || each[i].sm_pct <= 0)
             continue;
