@@ -93,7 +93,7 @@ class _Training:
                 self._publish((self.done_s - self.published_s) / ((self.at_us - self.published_us) / 1e6))
             self._burn()
             wait_s = self._left_in_epoch_s() / step.rate - (now_us() - self.at_us) / 1e6
-        self._report()
+        self._report("done")
 
     def _advance(self, got: signal.struct_siginfo | None) -> Step:
         look_us = max(now_us(), self.at_us)
@@ -105,6 +105,7 @@ class _Training:
         self.done_s, self.at_us = self.done_s + step.work_s, step.until_us
         if got and got.si_signo in STOP_SIGNALS:
             self._save()
+            self._report("stopped")
             raise Stopped(got.si_signo)
         return step
 
@@ -128,11 +129,11 @@ class _Training:
         if self.epoch < self.job.epochs:
             self._save()
 
-    def _report(self) -> None:
-        worked_s = self.job.work_s - self.begun_s
+    def _report(self, how: str) -> None:
+        worked_s = self.done_s - self.begun_s
         time_s = max((self.at_us - self.seat.joined_us) / 1e6, NEARLY_S)
         isd = f"{100 * (time_s / worked_s - 1):.2f}" if worked_s > NEARLY_S else "---"
-        _say(f"done work_s={worked_s:.3f} time_s={time_s:.3f} rate={worked_s / time_s:.4f} isd_pct={isd}")
+        _say(f"{how} work_s={worked_s:.3f} time_s={time_s:.3f} rate={worked_s / time_s:.4f} isd_pct={isd}")
 
     def _save(self) -> None:
         if self.job.checkpoint:

@@ -154,7 +154,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             demand = _demand(options, table, card.info)
             train(_job(options, demand, table, os.environ), card, rate_function(demand, table))
     except Stopped as stopped:
-        print(f"stopped by signal {stopped.number}", flush=True)
         return 128 + stopped.number
     except OutOfMemory as error:
         print(f"torch.cuda.OutOfMemoryError: {error}", file=sys.stderr)

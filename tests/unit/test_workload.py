@@ -29,27 +29,29 @@ def residents(node: EmulatedNode, gpu: int = 0) -> int:
 
 
 def test_a_lone_job_takes_its_stated_time_and_prints_its_epochs(emulated_node: EmulatedNode) -> None:
-    code, out, err = emulated_node.run_job("--work-s", "0.6", "--epochs", "3", CUDA_VISIBLE_DEVICES="1")
+    code, out, err = emulated_node.run_job("--work-s", "0.3", "--epochs", "3", CUDA_VISIBLE_DEVICES="1")
     lines = out.splitlines()
     assert (code, err) == (0, "")
     assert lines[0].startswith("training on GPU 1 (Tesla V100-SXM2-16GB)")
     assert [line.split()[:2] for line in lines[1:-1]] == [["epoch", f"{n}/3"] for n in (1, 2, 3)]
     done = figures(lines[-1])
-    assert done["time_s"] == pytest.approx(0.6, rel=0.03)
+    assert done["time_s"] == pytest.approx(0.3, rel=0.03)
     assert done["isd_pct"] == pytest.approx(0, abs=3)
     assert residents(emulated_node, 1) == 0
 
 
 def test_a_pair_is_slowed_as_the_table_says_each_in_its_direction(emulated_node: EmulatedNode, pairs: str) -> None:
-    large = emulated_node.job("--pairs", pairs, "--profile", "large", "--work-s", "2", "--epochs", "8")
+    large = emulated_node.job("--pairs", pairs, "--profile", "large", "--work-s", "60", "--epochs", "600")
     assert large.stdout is not None
     assert large.stdout.readline().startswith("training")
-    code, out, _ = emulated_node.run_job("--pairs", pairs, "--profile", "small", "--work-s", "0.4")
+    code, out, _ = emulated_node.run_job("--pairs", pairs, "--profile", "small", "--work-s", "0.3")
     small = figures(out.splitlines()[-1])
     assert code == 0
     assert small["isd_pct"] == pytest.approx(100 * (1 / 0.40 - 1), abs=3)
-    done = figures(large.communicate(timeout=60)[0].splitlines()[-1])
-    assert done["time_s"] == pytest.approx(2 + small["time_s"] * (1 - 0.85), rel=0.01)  # alone again afterwards
+    large.terminate()
+    so_far = figures(large.communicate(timeout=60)[0].splitlines()[-1])
+    lost_s = small["time_s"] * (1 - 0.85)  # it had full speed before and after
+    assert so_far["work_s"] == pytest.approx(so_far["time_s"] - lost_s, abs=0.01)
 
 
 def test_a_job_shows_on_its_card_while_it_runs(emulated_node: EmulatedNode) -> None:
@@ -62,7 +64,7 @@ def test_a_job_shows_on_its_card_while_it_runs(emulated_node: EmulatedNode) -> N
     assert shown == f"({job.pid}, 5000)"
     job.terminate()
     out, _ = job.communicate(timeout=60)
-    assert (job.returncode, out) == (143, f"stopped by signal {int(signal.SIGTERM)}\n")
+    assert (job.returncode, out.split()[0]) == (143, "stopped")
     assert residents(emulated_node) == 0
 
 
@@ -115,7 +117,7 @@ def test_an_exclusive_card_turns_the_second_job_away(emulated_node: EmulatedNode
 
 def test_a_stopped_job_resumes_from_its_checkpoint(emulated_node: EmulatedNode, tmp_path: Path) -> None:
     saved = tmp_path / "progress"
-    options = ("--work-s", "0.9", "--epochs", "9", "--checkpoint", str(saved))
+    options = ("--work-s", "0.5", "--epochs", "10", "--checkpoint", str(saved))
     job = emulated_node.job(*options)
     assert job.stdout is not None
     while not job.stdout.readline().startswith("epoch 3/"):
@@ -123,11 +125,11 @@ def test_a_stopped_job_resumes_from_its_checkpoint(emulated_node: EmulatedNode, 
     job.terminate()
     job.communicate(timeout=60)
     done_s = json.loads(saved.read_text())["done_s"]
-    assert done_s >= 0.3
+    assert done_s >= 0.15
     code, out, _ = emulated_node.run_job(*options)
     assert code == 0
     assert out.splitlines()[1].startswith("resumed")
-    assert figures(out.splitlines()[-1])["work_s"] == pytest.approx(0.9 - done_s, abs=0.01)
+    assert figures(out.splitlines()[-1])["work_s"] == pytest.approx(0.5 - done_s, abs=0.01)
     assert not saved.exists()
 
 
