@@ -61,8 +61,9 @@ gs_read_gpus() {
 
 # Sets gs_stat to the fields of process $1's stat from the third on; false if there is no such process.
 gs_read_stat() {
-  local stat
-  [[ $1 =~ ^[0-9]+$ ]] && { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
+  local stat=''
+  [[ $1 =~ ^[0-9]+$ && -r /proc/$1/stat ]] || return 1
+  IFS= read -r -d '' stat <"/proc/$1/stat" # to the end of the file, which "read" calls a failure
   read -ra gs_stat <<<"${stat##*) }" # the name in parentheses may hold anything
 }
 GS_SESSION=3 GS_START=19

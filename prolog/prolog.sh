@@ -19,8 +19,7 @@ find_python() {
 # Detached for good: own session, no descriptor of slurmd's, low priority. slurmd kills the prolog's process group
 # when the prolog ends, and waits for its output to close; neither reaches a sampler started like this.
 start_sampler() {
-  local fd gpus i
-  gpus=$(IFS=, && echo "${gs_gpus[*]}")
+  local fd i
   (
     cd / || exit
     for fd in /proc/"$BASHPID"/fd/*; do
@@ -28,7 +27,8 @@ start_sampler() {
       ((fd > 2)) && eval "exec $fd>&-"
     done
     trap '' TERM INT HUP # until the sampler is up: an epilog may come before that
-    exec setsid nice -n 10 "$python" -m slurm_gpushare.telemetry.sampler "$gs_job" "$gs_node" "$gpus"
+    IFS=, # joins the GPUs
+    exec setsid nice -n 10 "$python" -m slurm_gpushare.telemetry.sampler "$gs_job" "$gs_node" "${gs_gpus[*]}"
   ) </dev/null >>"$gs_node_dir/sampler.log" 2>&1 &
   pid=$!
   # To return before it has its own session would be to have it killed.
@@ -42,11 +42,11 @@ start_sampler() {
 main() {
   local pid_file pid start gpu
   gs_read_conf && gs_read_job && gs_read_gpus || return
-  [[ ,$gs_partitions, == *,"${SLURM_JOB_PARTITION:-}",* ]] || return
+  [[ -n ${SLURM_JOB_PARTITION:-} && ,$gs_partitions, == *,"$SLURM_JOB_PARTITION",* ]] || return
   umask 022
-  mkdir -p "$gs_node_dir/jobs" "$gs_node_dir/epoch" || return
+  mkdir -p "$gs_node_dir/jobs" "$gs_node_dir/epoch" "${gs_gpus[@]/#/$gs_node_dir/gpus/}" || return
   for gpu in "${gs_gpus[@]}"; do
-    mkdir -p "$gs_node_dir/gpus/$gpu" && : >"$gs_node_dir/gpus/$gpu/$gs_job"
+    : >"$gs_node_dir/gpus/$gpu/$gs_job"
   done
   gs_dcgm add
 
@@ -55,13 +55,12 @@ main() {
     return # run twice: the first sampler is at work
   fi
   # Where the job may tell that its epoch is over: a directory of its own, which nobody else can write to.
-  if [[ ${SLURM_JOB_UID:-} =~ ^[0-9]+$ ]] && mkdir -m 700 "$gs_node_dir/epoch/$gs_job" 2>/dev/null; then
-    chown "$SLURM_JOB_UID" "$gs_node_dir/epoch/$gs_job"
+  if [[ ${SLURM_JOB_UID:-} =~ ^[0-9]+$ && ! -e $gs_node_dir/epoch/$gs_job ]]; then
+    install -d -m 700 -o "$SLURM_JOB_UID" "$gs_node_dir/epoch/$gs_job"
   fi
   find_python
   start_sampler || return
-  # By rename: a file that is there is complete.
-  echo "$pid ${gs_stat[GS_START]}" >"$pid_file.$$" && mv -f -- "$pid_file.$$" "$pid_file"
+  echo "$pid ${gs_stat[GS_START]}" >"$pid_file"
 }
 
 main 2>/dev/null

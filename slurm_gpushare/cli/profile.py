@@ -67,7 +67,7 @@ def _measure(
     )
     line.clear()
     for record in records:
-        write_record(record, config.spool_dir)
+        write_record(record, config.spool_dir, config.munge_socket)
     line.say(_summary(records[0]))
 
 

@@ -61,7 +61,7 @@ JOB: tuple[Attribute, ...] = (
     Attribute("job_cpu_pct", "% of a core", "/proc/PID/stat utime + stime"),
     Attribute("job_cpu_user_pct", "% of a core", "/proc/PID/stat utime"),
     Attribute("job_cpu_system_pct", "% of a core", "/proc/PID/stat stime"),
-    Attribute("job_processes", "", "scontrol listpids or the job's cgroup, and their children"),
+    Attribute("job_processes", "", "scontrol listpids or the job's cgroup"),
     Attribute("job_threads", "", "/proc/PID/stat num_threads", "CPU_Thds"),
     Attribute("job_rss_mib", "MiB", "/proc/PID/stat rss", "MaPMiU(non swap)"),
     _share("job_mem_pct", "resident memory / MemTotal", "PMiU(non swap)_%"),
@@ -80,7 +80,8 @@ NODE: tuple[Attribute, ...] = (
     Attribute("ctx_switches_s", "1/s", "/proc/stat ctxt", "CS_ctx_switches"),
     Attribute("interrupts_s", "1/s", "/proc/stat intr", "CS_interrupts"),
     Attribute("soft_interrupts_s", "1/s", "/proc/stat softirq", "CS_soft_interrupts"),
-    _share("host_mem_pct", "/proc/meminfo", "Sys_Mem_Util_%_ran, Max_…, Min_…, SMU_percent"),
+    _share("host_mem_pct", "/proc/meminfo",
+           "Sys_Mem_Util_%_ran, Max_Sys_Mem_Util_%, Min_Sys_Mem_Util_%, SMU_percent"),
     *(Attribute(f"host_mem_{kind}_mib", "MiB", "/proc/meminfo", f"SMU_{kind}") for kind in (
         "total", "available", "used", "free", "active", "inactive", "buffers", "cached", "shared", "slab",
     )),

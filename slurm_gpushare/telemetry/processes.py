@@ -63,8 +63,24 @@ def parse_listpids(text: str, job_id: int) -> set[int]:
     }
 
 
+def descendants_lister(pid: int) -> Lister:
+    """A process and all who descend from it. It reads all of /proc, so it is not for a list of many."""
+
+    def listed() -> set[int]:
+        try:
+            return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+        except psutil.Error:
+            return {pid}
+
+    return listed
+
+
 class Members:
-    """A set of processes, kept up to date at little cost: who was listed, and all who descend from them."""
+    """A set of processes, kept up to date at little cost.
+
+    Slurm lists a job's processes with all their descendants; who starts between two listings and uses the GPU is
+    known by its ancestors.
+    """
 
     def __init__(self, lister: Callable[[], Iterable[int]], clock: Callable[[], float] = time.monotonic) -> None:
         self._lister = lister
@@ -114,20 +130,11 @@ class Members:
         except (OSError, subprocess.SubprocessError):
             return  # slurmd restarting, cgroup going away: what we knew is still the best there is
         for pid in listed - self._known.keys():
-            self._add(pid)
-        for process in tuple(self._known.values()):
             try:
-                for child in process.children(recursive=True):
-                    self._known.setdefault(child.pid, child)
+                self._known[pid] = psutil.Process(pid)
+                self._foreign.pop(pid, None)
             except psutil.Error:
                 continue
-
-    def _add(self, pid: int) -> None:
-        try:
-            self._known[pid] = psutil.Process(pid)
-            self._foreign.pop(pid, None)
-        except psutil.Error:
-            return
 
 
 def _alive(process: psutil.Process) -> bool:

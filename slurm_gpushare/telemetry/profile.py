@@ -13,7 +13,7 @@ from pathlib import Path
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.telemetry.command import Command
 from slurm_gpushare.telemetry.measure import Measurement
-from slurm_gpushare.telemetry.processes import Members
+from slurm_gpushare.telemetry.processes import Members, descendants_lister
 from slurm_gpushare.telemetry.record import NODE, Closed, Kind, Record, Scope
 from slurm_gpushare.telemetry.run import Identity
 
@@ -68,7 +68,7 @@ def sample_epoch(
 ) -> list[Record]:  # fmt: skip
     """Sample until the epoch is over: the command ended, the limit passed, or the command said so."""
     measurement = Measurement(
-        identities, Members(lambda: (command.pid,)), limit_s=limit_s, neighbours=lambda _: (), log=log
+        identities, Members(descendants_lister(command.pid)), limit_s=limit_s, neighbours=lambda _: (), log=log
     )
     started = time.monotonic()
     while measurement.profiling:

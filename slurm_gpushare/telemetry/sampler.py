@@ -92,7 +92,7 @@ class Sampler:
         """Spool a record for each card; False, and a line in the log, if one could not be."""
         try:
             for record in self._measurement.records(kind):
-                write_record(record, self._config.spool_dir)
+                write_record(record, self._config.spool_dir, self._config.munge_socket)
         except SpoolError as error:
             self._log(str(error))
             return False

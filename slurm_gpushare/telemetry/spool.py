@@ -28,10 +28,11 @@ def spool_name(record: Record) -> str:
     return f"{record.node}-{record.job_id}-{record.run_id}-{'f' if record.kind is Kind.FINAL else 'i'}{SUFFIX}"
 
 
-def seal(line: str) -> str:
+def seal(line: str, munge_socket: Path | None = None) -> str:
     """`line` in a munge credential of whoever runs this."""
+    argv = ["munge", *([f"--socket={munge_socket}"] if munge_socket else [])]
     try:
-        done = subprocess.run(["munge"], input=line, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(argv, input=line, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         raise SpoolError(f"munge: {type(error).__name__}", "Is munge installed, and munged running?") from error
     if done.returncode != 0:
@@ -39,9 +40,9 @@ def seal(line: str) -> str:
     return done.stdout
 
 
-def write_record(record: Record, spool_dir: Path) -> Path:
+def write_record(record: Record, spool_dir: Path, munge_socket: Path | None = None) -> Path:
     """Leave the record in the spool, by rename; a failure leaves nothing behind."""
-    credential = seal(record.to_json())
+    credential = seal(record.to_json(), munge_socket)
     incoming = spool_dir / INCOMING
     path = incoming / spool_name(record)
     partial = incoming / f".{record.record_id}.tmp"  # ingest takes *.rec only

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -167,3 +168,19 @@ def test_attribute_names_say_their_unit() -> None:
     for attribute in ATTRIBUTES.values():
         if attribute.unit in units:
             assert attribute.name.endswith(units[attribute.unit])
+
+
+def test_the_documentation_lists_every_attribute_as_it_is() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    for attribute in ATTRIBUTES.values():
+        row = f"| `{attribute.name}` | {attribute.unit or 'count'} | {attribute.source} | {attribute.paper} |"
+        assert row in page, f"docs/telemetry.md lacks the line: {row}"
+
+
+def test_every_attribute_of_the_paper_but_the_user_s_own_is_measured(data_dir: Path) -> None:
+    with (data_dir / "paper_workloads.csv").open(encoding="utf-8") as file:
+        columns = file.readline().strip().split(",")
+    covered = {name for attribute in ATTRIBUTES.values() for name in attribute.paper.split(", ")}
+    user_sensitive = {"ID", "Model", "Dataset", "Epoch", "BS", "Run_Env"}
+    never_counted = {"CS_syscalls"}
+    assert {column for column in columns if column not in covered | user_sensitive | never_counted} == set()

@@ -12,7 +12,7 @@ import pytest
 from slurm_gpushare.telemetry.bounded import Bounded, Stuck
 from slurm_gpushare.telemetry.host import JobCounters, NodeCounters
 from slurm_gpushare.telemetry.node_state import NodeState
-from slurm_gpushare.telemetry.processes import Members, cgroup_lister, parse_listpids
+from slurm_gpushare.telemetry.processes import Members, cgroup_lister, descendants_lister, parse_listpids
 from slurm_gpushare.telemetry.profile import gpu_indices
 
 LISTPIDS = """\
@@ -52,7 +52,7 @@ def test_children_belong_and_strangers_do_not() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        members = Members(lambda: {parent.pid})
+        members = Members(descendants_lister(parent.pid))
         members.refresh()
         assert {process.pid for process in members.processes} == {parent.pid, child}
         assert members.owns(child)
@@ -61,6 +61,14 @@ def test_children_belong_and_strangers_do_not() -> None:
         parent.wait()
         members.refresh()
         assert members.processes == ()
+
+
+def test_a_child_that_was_not_listed_yet_is_known_by_its_parent() -> None:
+    members = Members(lambda: {os.getpid()})
+    members.refresh()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert members.owns(child.pid)
+        child.kill()
 
 
 def test_a_lister_that_fails_forgets_nobody() -> None:
