@@ -211,13 +211,19 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not list((emulated_node.emu_dir / "checkpoints").iterdir())
 
 
-def test_making_a_node_again_empties_it_in_place(emulated_node: EmulatedNode) -> None:
+def test_making_a_node_again_empties_it_in_place_and_old_jobs_disturb_nobody(emulated_node: EmulatedNode) -> None:
     path = emulated_node.emu_dir / NODE / "card0"
     before = path.stat().st_ino
-    job = emulated_node.job("--work-s", "30")
-    assert job.stdout is not None
-    job.stdout.readline()
+    old = emulated_node.job("--work-s", "60")
+    assert old.stdout is not None
+    old.stdout.readline()
     create_node(emulated_node.emu_dir, NODE, 2)
     assert (path.stat().st_ino, residents(emulated_node)) == (before, 0)
-    job.kill()
-    job.communicate()
+    new = emulated_node.job("--work-s", "60")
+    assert new.stdout is not None
+    new.stdout.readline()
+    old.terminate()
+    old.communicate(timeout=60)
+    assert residents(emulated_node) == 1
+    new.kill()
+    new.communicate()

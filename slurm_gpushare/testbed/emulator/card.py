@@ -195,6 +195,10 @@ class Card:
             self._put(at + layout.JOIN_AT, joined_us)
         return Seat(self, slot, joined_us)
 
+    def joined_us(self, slot: int) -> int:
+        """When the present or last holder of a slot sat down, 0 if there was none."""
+        return self._u64(layout.slot_at(slot) + layout.JOIN_AT)
+
     def publish(self, slot: int, sample: Sample) -> None:
         """Append to the ring of a slot; the oldest sample goes."""
         at = layout.slot_at(slot)
@@ -288,20 +292,26 @@ class Card:
 
 @dataclass(frozen=True)
 class Seat:
-    """A job's own place on a card."""
+    """A job's own place on a card; once the card was emptied under it (a reset) it does nothing any more."""
 
     card: Card
     slot: int
     joined_us: int
 
     def publish(self, sample: Sample) -> None:
-        self.card.publish(self.slot, sample)
+        if self._held():
+            self.card.publish(self.slot, sample)
 
     def grow(self, more_mib: int) -> None:
-        self.card.grow(self.slot, more_mib)
+        if self._held():
+            self.card.grow(self.slot, more_mib)
 
     def leave(self, at_us: int) -> None:
-        self.card.leave(self.slot, at_us)
+        if self._held():
+            self.card.leave(self.slot, at_us)
+
+    def _held(self) -> bool:
+        return self.card.joined_us(self.slot) == self.joined_us
 
 
 def _gib(mib: int) -> str:
