@@ -33,6 +33,10 @@ COMMANDS: dict[str, LazyCommand] = {
     "configure": LazyCommand(
         "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."
     ),
+    "characterize": LazyCommand(
+        "slurm_gpushare.cli.characterize:characterize", "Characterise public workloads as the paper does."
+    ),
+    "kb": LazyCommand("slurm_gpushare.cli.kb:kb", "Fit, show, ask and feed the knowledge base."),
     "db": LazyCommand("slurm_gpushare.cli.db:db", "Look after the store: check, migrate, backup, prune."),
     "doctor": LazyCommand("slurm_gpushare.cli.doctor:doctor", "Check the set-up, each line with its fix."),
     "ingest": LazyCommand("slurm_gpushare.cli.ingest:ingest", "Take waiting telemetry records into the store."),

@@ -149,6 +149,15 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     replace(path, write)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file by rename."""
+    replace(path, lambda draft: _fill(draft, text))
+
+
+def _fill(draft: Path, text: str) -> None:
+    draft.write_text(text, encoding="utf-8")
+
+
 def replace(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a file beside `path`, then rename it over `path`."""
     if not path.parent.is_dir():

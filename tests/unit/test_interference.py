@@ -1,0 +1,108 @@
+"""Sensitivity times pressure: what telemetry and observations tell of rates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from slurm_gpushare.knowledge.interference import Interference, Observed, Posterior, Telemetry
+
+Floats = NDArray[np.float64]
+
+
+def jobs(count: int, seed: int = 0) -> Telemetry:
+    rng = np.random.default_rng(seed)
+    busy = rng.uniform(0.05, 1.0, count)
+    return Telemetry(busy, busy * rng.uniform(0.2, 0.8, count))
+
+
+def truth(telemetry: Telemetry, seed: int = 1) -> Floats:
+    """Rates of a world that the model describes, with tokens that differ from what telemetry says."""
+    rng = np.random.default_rng(seed)
+    s = np.sqrt(telemetry.busy * telemetry.access) * np.exp(rng.normal(0, 0.25, len(telemetry)))
+    h = telemetry.busy**1.5 * np.exp(rng.normal(0, 0.25, len(telemetry)))
+    rates: Floats = np.exp(-np.outer(s, h))
+    return rates
+
+
+def seen(rates: Floats, pairs: list[tuple[int, int]]) -> Observed:
+    victim, neighbour = (np.array(side, dtype=np.intp) for side in zip(*pairs, strict=True))
+    return Observed(victim, neighbour, rates[victim, neighbour], np.full(len(pairs), 0.012))
+
+
+def everything(count: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(count) for j in range(count)]
+
+
+def error(predicted: Floats, rates: Floats) -> float:
+    return float(np.sqrt(np.mean((np.log(predicted) - np.log(rates)) ** 2)))
+
+
+def test_busier_neighbours_are_predicted_to_slow_more() -> None:
+    victim = Telemetry(np.array([0.6]), np.array([0.3]))
+    ladder = Telemetry(np.array([0.1, 0.4, 0.7, 1.0]), np.array([0.05, 0.2, 0.35, 0.5]))
+    rates = Interference().rates(victim, ladder)
+    assert np.all(np.diff(rates.mean[0]) < 0)
+    assert np.all(rates.low <= rates.mean)
+    assert np.all((rates.mean > 0) & (rates.mean <= 1))
+
+
+def test_fit_brings_cold_predictions_of_other_jobs_nearer() -> None:
+    known, new = jobs(15), jobs(12, seed=7)
+    fitted = Interference().fit(known, seen(truth(known), everything(15)))
+    rates = truth(new, seed=8)
+    assert error(fitted.rates(new, new).mean, rates) < error(Interference().rates(new, new).mean, rates)
+    assert np.all(np.diag(fitted.coefficients.covariance) <= np.diag(Interference().coefficients.covariance) + 1e-12)
+
+
+def test_each_observation_helps_unseen_pairs_too() -> None:
+    new = jobs(12)
+    rates = truth(new)
+    pairs = [(i, (i + step) % 12) for step in range(1, 6) for i in range(12)]
+    unseen = np.ones((12, 12), bool)
+    for i, j in pairs:
+        unseen[i, j] = False
+    errors = []
+    for count in (0, 24, 60):
+        observed = seen(rates, pairs[:count]) if count else Observed(*(np.zeros(0, np.intp),) * 2, *(np.zeros(0),) * 2)
+        errors.append(error(Posterior(Interference(), new, observed).rates().mean[unseen], rates[unseen]))
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_observed_pairs_come_back() -> None:
+    new = jobs(8)
+    rates = truth(new)
+    predicted = Posterior(Interference(), new, seen(rates, everything(8))).rates().mean
+    assert predicted == pytest.approx(rates, abs=0.02)
+
+
+def test_nine_of_ten_true_rates_lie_above_the_low_end() -> None:
+    rates, low = [], []
+    for seed in range(12):
+        new = jobs(14, seed)
+        rates.append(truth(new, seed + 50))
+        low.append(Interference().fit(new, seen(rates[-1], everything(14))).rates(new, new).low)
+    assert 0.85 <= np.mean(np.array(rates) >= np.array(low)) <= 0.99
+
+
+def test_one_bad_measurement_does_not_poison_a_job() -> None:
+    new = jobs(10)
+    rates = truth(new)
+    pairs = [(i, j) for i, j in everything(10) if (i + j) % 2]
+    spoilt = rates.copy()
+    spoilt[3, 4] = 0.05
+    clean = Posterior(Interference(), new, seen(rates, pairs)).rates().mean
+    dirty = Posterior(Interference(), new, seen(spoilt, pairs)).rates().mean
+    others = [j for j in range(10) if j != 4]
+    assert np.abs(np.log(dirty[3, others]) - np.log(clean[3, others])).max() < 0.1
+
+
+def test_jobs_without_telemetry_get_wide_intervals_and_learn() -> None:
+    blank = Telemetry(np.full(6, np.nan), np.full(6, np.nan))
+    cold = Interference().rates(blank, blank)
+    assert np.ptp(cold.mean) < 1e-9
+    rates = np.tile(np.array([0.95, 0.9, 0.8, 0.6, 0.5, 0.4]), (6, 1))
+    pairs = [(i, j) for i, j in everything(6) if i != j and (i + j) % 3]
+    warm = Posterior(Interference(), blank, seen(rates, pairs)).rates()
+    assert error(warm.mean, rates) < 0.5 * error(cold.mean, rates)
