@@ -16,7 +16,7 @@ _MODEL = click.option("--gpu-model", help="The GPU model to use of files that mi
 
 @click.group("kb")
 def kb() -> None:
-    """Fit, show, ask and feed the knowledge base: how jobs slow each other."""
+    """Fit, show, ask and feed the knowledge base."""
 
 
 @kb.command("fit")

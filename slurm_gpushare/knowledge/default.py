@@ -1,4 +1,4 @@
-"""What is shipped: the V100's knowledge base and the paper's cluster model; docs/knowledge.md says how they were made."""
+"""What is shipped: the V100's knowledge base and the paper's cluster model (docs/knowledge.md: how they were made)."""
 
 from __future__ import annotations
 
