@@ -15,7 +15,7 @@ from slurm_gpushare.testbed import confs, database, files, namespace, rootfs
 from slurm_gpushare.testbed.daemons import Daemon
 from slurm_gpushare.testbed.emulator import build_library
 from slurm_gpushare.testbed.environment import command_env, user_command
-from slurm_gpushare.testbed.layout import Layout, Shape, State, default_dir
+from slurm_gpushare.testbed.layout import MARKER, Layout, Shape, State, default_dir
 from slurm_gpushare.testbed.ports import pick_ports
 from slurm_gpushare.testbed.processes import marked_pids, recorded_pid, stop_pids, with_descendants
 from slurm_gpushare.testbed.services import SLURMD, services
@@ -115,7 +115,8 @@ class Testbed:
         layout = self.layout
         layout.claim()
         _check_space(self.dir)
-        root = None if suite == rootfs.host_suite() else rootfs.root_of(suite, self._progress)
+        mark = {MARKER: str(self.dir)}
+        root = None if suite == rootfs.host_suite() else rootfs.root_of(suite, self._progress, mark)
         self._progress(f"files in {self.dir}")
         files.make_directories(layout, shape)
         if root:

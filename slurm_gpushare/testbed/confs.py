@@ -43,7 +43,7 @@ def slurm_conf(layout: Layout, state: State, hostname: str, has_cli_filter: bool
         "SlurmdParameters=config_overrides",
         "SlurmctldTimeout=60",
         "SlurmdTimeout=300",
-        "KillWait=5",
+        "KillWait=2",
         "MinJobAge=3600",  # so that a test can still ask scontrol about a job that ended
         "TreeWidth=64",
         "SchedulerType=sched/backfill",

@@ -10,12 +10,14 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.testbed.daemons import last_lines
 
 Progress = Callable[[str], None]
+Step = Callable[[list[str], Path], None]
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,21 @@ def is_complete(root: Path) -> bool:
         return False
 
 
-def root_of(name: str, progress: Progress) -> Path:
-    """The root file system of a suite, made now if the cache has none; a half-built one is never used."""
+def root_of(name: str, progress: Progress, env: Mapping[str, str] | None = None) -> Path:
+    """The root file system of a suite, made now if the cache has none; a half-built one is never used.
+
+    `env` marks the processes that make it, so that they are found if we are killed meanwhile.
+    """
     root = cache_dir() / name
     if is_complete(root):
         return root
-    with _one_builder(root, progress):
+    with _one_builder(root, progress) as lock:
         if not is_complete(root):
-            _build(SUITES[name], root, progress)
+            _build(SUITES[name], root, progress, partial(_step, env={**os.environ, **(env or {})}, lock=lock))
     return root
 
 
-def _build(suite: Suite, root: Path, progress: Progress) -> None:
+def _build(suite: Suite, root: Path, progress: Progress, step: Step) -> None:
     if shutil.which("debootstrap") is None:
         raise GpushareError(
             f"testbed: Slurm {suite.slurm} needs a Debian {suite.name}, and debootstrap to make one is not installed",
@@ -96,12 +101,12 @@ def _build(suite: Suite, root: Path, progress: Progress) -> None:
         part.mkdir()
         progress(f"Debian {suite.name}: base system from {mirror} (once; some minutes)")
         script = f"/usr/share/debootstrap/scripts/{suite.script}"
-        _step(["debootstrap", "--variant=minbase", suite.name, str(part), mirror, script], log)
+        step(["debootstrap", "--variant=minbase", suite.name, str(part), mirror, script], log)
         _write_executable(part / "usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n")  # no daemon starts on installation
         progress(f"Debian {suite.name}: Slurm {suite.slurm}")
         apt = ["chroot", str(part), "apt-get", "-qq", "-o", "Acquire::Check-Valid-Until=false"]
-        _step([*apt, "update"], log)
-        _step([*apt, "install", "-y", "--no-install-recommends", *PACKAGES], log)
+        step([*apt, "update"], log)
+        step([*apt, "install", "-y", "--no-install-recommends", *PACKAGES], log)
         for waste in ("var/lib/apt/lists", "var/cache/apt/archives", "usr/share/doc", "usr/share/man"):
             shutil.rmtree(part / waste, ignore_errors=True)
         for name in _OVERLAID:
@@ -115,10 +120,17 @@ def _build(suite: Suite, root: Path, progress: Progress) -> None:
         _remove(part)
 
 
-def _step(argv: list[str], log: Path) -> None:
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+def _step(argv: list[str], log: Path, env: Mapping[str, str], lock: int) -> None:
     with log.open("ab") as out:
-        code = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, check=False).returncode
+        code = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**env, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"},
+            pass_fds=[lock],  # if we are killed, nobody else builds until this has ended too
+            check=False,
+        ).returncode
     if code:
         raise GpushareError(f"testbed: {argv[0]}: exit {code}: {last_lines(log, 3)}", f"See {log}.")
 
@@ -134,7 +146,7 @@ def _write_executable(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _one_builder(root: Path, progress: Progress) -> Iterator[None]:
+def _one_builder(root: Path, progress: Progress) -> Iterator[int]:
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         lock = root.with_name(f"{root.name}.lock").open("w")
@@ -146,4 +158,4 @@ def _one_builder(root: Path, progress: Progress) -> Iterator[None]:
         except BlockingIOError:
             progress(f"Debian {root.name}: waiting for another process that makes it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock.fileno()

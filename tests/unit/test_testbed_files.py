@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from slurm_gpushare.testbed.processes import (
     recorded_pid,
     start_ticks,
     stop_pids,
+    wait_until,
     with_descendants,
     write_pid,
 )
@@ -149,6 +151,23 @@ def test_a_root_file_system_that_cannot_be_made_is_one_line_and_leaves_nothing(
         rootfs.root_of("trixie", lambda _: None)
     assert not half_built.exists()
     assert not (tmp_path / "cache" / "trixie").exists()
+
+
+def test_a_build_that_was_killed_is_found_by_its_mark_and_locks_until_it_has_ended(
+    fake_debootstrap: Path, tmp_path: Path
+) -> None:
+    fake_debootstrap.write_text("#!/bin/sh\nexec sleep 60\n")
+    mark = {"GPUSHARE_TESTBED": str(tmp_path)}
+    code = f"from slurm_gpushare.testbed.rootfs import root_of; root_of('trixie', str, {mark})"
+    builder = subprocess.Popen([sys.executable, "-c", code])
+    assert wait_until(lambda: bool(marked_pids(tmp_path)), 20)
+    builder.kill()
+    builder.wait()
+    with (tmp_path / "cache" / "trixie.lock").open() as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stop_pids(marked_pids(tmp_path))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_root_file_system_without_its_last_file_is_not_used(fake_debootstrap: Path, tmp_path: Path) -> None:
