@@ -11,7 +11,6 @@ local M = {}
 -- Of a job that is being submitted, or of the change that is being asked for.
 M.DESC = {
   admin_comment = true, -- our tag is appended to what is there
-  array_inx = true, -- one index type for all tasks: said to the user
   begin_time = true, -- a lease must not shorten a user's own --begin
   clusters = true, -- -M submissions are left alone
   comment = true, -- holds the token
@@ -46,7 +45,7 @@ M.DESC = {
 M.RECORD = { admin_comment = true, features = true, partition = true }
 
 -- Of a partition.
-M.PARTITION = { flag_default = true, name = true }
+M.PARTITION = { flag_default = true }
 
 -- Of the environment: the nice value of the submitting shell. sbatch always sends it and salloc and srun send
 -- no environment at all, which makes it the one harmless field by which Slurm lets a hook tell them apart.

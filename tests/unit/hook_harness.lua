@@ -34,7 +34,7 @@ local NUMBERS = {
 }
 local MAYBE_NUMBERS = { min_mem_per_cpu = true, min_mem_per_node = true } -- nil when unset
 local STRINGS = {}
-for name in ([[admin_comment array_inx clusters comment cpus_per_tres features mem_per_tres partition req_nodes tres_bind
+for name in ([[admin_comment clusters comment cpus_per_tres features mem_per_tres partition req_nodes tres_bind
   tres_freq tres_per_job tres_per_node tres_per_socket tres_per_task]]):gmatch("%S+") do
   STRINGS[name] = true
 end
@@ -85,7 +85,7 @@ run.partitions = { gpu = { flag_default = 1 }, gpu2 = { flag_default = 0 }, othe
 for name, values in pairs(run.partitions) do
   run.partitions[name] = setmetatable({}, {
     __index = function(_, field)
-      assert(field == "flag_default" or field == "name", "read the partition's " .. field)
+      assert(field == "flag_default", "read the partition's " .. field)
       return as_c_number(values[field])
     end,
   })
