@@ -9,6 +9,7 @@ import pytest
 from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.store.arrivals import Arrival
 from slurm_gpushare.store.credential import MungeDown, Sealed
 from slurm_gpushare.store.ingest import Ingest
 from slurm_gpushare.store.tags import JobTag
@@ -261,3 +262,19 @@ def test_a_batch_larger_than_one_transaction_arrives_whole(site: Site, monkeypat
         site.tags[job] = JobTag(token(job % 5), ALICE)
     assert site.take(*(record(job) for job in range(1, 31)))["counted"] == 30
     assert sorted(profile.runs for profile in site.store.profiles.all()) == [6] * 5
+
+
+def test_a_record_that_took_the_place_of_the_one_just_read_is_not_lost(site: Site) -> None:
+    """A sampler writes each interim record under the same name."""
+    first = record(5, kind=Kind.INTERIM, seq=1)
+    second = replace(first, seq=2, end_s=first.end_s + 30)
+    (path,) = site.spool(first)
+    before = site.ingest._spool.take(10)
+    newer = path.with_suffix(".tmp")
+    newer.write_bytes(seal(second))
+    newer.rename(path)
+    (arrival,) = before
+    assert isinstance(arrival, Arrival)
+    site.ingest._spool.done(arrival)
+    site.ingest.run(NOW)
+    assert site.store.live.of_jobs([5]) == {5: second}

@@ -1,0 +1,82 @@
+"""Everything that the unit tests ask of the store, asked of MariaDB."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+
+from slurm_gpushare.errors import BadInput
+from slurm_gpushare.store import Store, StoreError
+from slurm_gpushare.store.arrivals import Inbox
+from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.maintenance import backup
+from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
+
+UNIT = Path(__file__).parents[1] / "unit"
+MODULES = ("combine", "hookfile", "ingest", "killed", "memory", "privacy", "prune", "schema")
+
+
+def test_the_unit_tests_of_the_store_pass(mariadb_url: str) -> None:
+    files = [str(UNIT / f"test_store_{name}.py") for name in MODULES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    result = subprocess.run(
+        command, env={**os.environ, "GPUSHARE_TEST_STORE": mariadb_url}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout
+    assert " skipped" not in result.stdout
+
+
+def test_a_database_that_is_not_there(mariadb: Path) -> None:
+    with pytest.raises(StoreError, match="no such database"):
+        Store(f"mysql+pymysql://root@localhost/ghost?unix_socket={mariadb}")
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no database server answers there"):
+        Store(f"mysql+pymysql://root@localhost/ghost?unix_socket={tmp_path}/nothing")
+
+
+def test_a_wrong_password_is_not_shown(mariadb: Path) -> None:
+    with pytest.raises(StoreError, match="refuses this user or password") as caught:
+        Store(f"mysql+pymysql://nobody:hunter2@localhost/ghost?unix_socket={mariadb}")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_empty_database_wants_a_migration(mariadb_url: str) -> None:
+    with pytest.raises(StoreError, match="holds no gpushare store"):
+        Store(mariadb_url)
+
+
+def test_a_migration_cut_short_is_run_again(mariadb_url: str) -> None:
+    """MariaDB commits at every CREATE TABLE, so half of a migration may be there."""
+    database = Database(mariadb_url)
+    first = known_migrations()[0]
+    broken = Migration(first.version, first.name, (*first.statements[:5], "CREATE NONSENSE"))
+    with pytest.raises(StoreError):
+        migrate(database, (broken,))
+    assert store_version(database) == 0
+    assert migrate(database) == list(known_migrations())
+
+
+def test_a_node_needs_no_right_but_to_insert_into_the_inbox(mariadb_url: str, mariadb: Path) -> None:
+    store = Store.create(mariadb_url)
+    name = mariadb_url.partition("localhost/")[2].partition("?")[0]
+    root = create_engine(mariadb_url)
+    with root.begin() as connection:
+        connection.exec_driver_sql("CREATE OR REPLACE USER node@localhost IDENTIFIED BY 'x'")
+        connection.exec_driver_sql(f"GRANT INSERT ON {name}.inbox TO node@localhost")
+    node = Database(f"mysql+pymysql://node:x@localhost/{name}?unix_socket={mariadb}")
+    Inbox(node).deliver(b"MUNGE:sealed:")
+    assert [arrival.credential for arrival in store.inbox.take(5)] == [b"MUNGE:sealed:"]
+    with pytest.raises(StoreError), node.read() as connection:
+        connection.exec_driver_sql("SELECT * FROM workload")
+
+
+def test_backup_points_to_the_databases_own_tool(mariadb_url: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="mariadb-dump"):
+        backup(Database(mariadb_url), tmp_path / "copy")
