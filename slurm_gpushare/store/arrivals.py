@@ -32,6 +32,8 @@ class Arrival:
     credential: bytes
     path: Path | None = None
     inbox_id: int | None = None
+    identity: tuple[int, int] = (0, 0)
+    """Inode and time of the file that was read: a sampler may put its next record in the same place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,15 @@ class Spool:
         """How many files have not been taken in."""
         return sum(1 for _ in self._names())
 
-    def done(self, path: Path) -> None:
-        """Remove a file whose record is in the store."""
+    def done(self, arrival: Arrival) -> None:
+        """Remove a file whose record is in the store, unless a newer one has taken its place."""
+        path = arrival.path
+        assert path is not None
         try:
-            path.unlink(missing_ok=True)
+            if _identity(path.lstat()) == arrival.identity:
+                path.unlink()
+        except FileNotFoundError:
+            return
         except OSError as why:
             raise _stuck(path, why) from why
 
@@ -104,6 +111,10 @@ class Spool:
             raise GpushareError(f"{self.incoming}: cannot be read: {why.strerror}", "Check SpoolDir.") from why
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
+
+
 def _stuck(path: Path, why: OSError) -> GpushareError:
     return GpushareError(f"{path}: cannot be removed: {why.strerror}", "SpoolDir must belong to who runs ingest.")
 
@@ -123,7 +134,7 @@ def _read(path: Path) -> Arrival | Refusal | None:
             return Refusal("is not a regular file", path)
         if status.st_size > _MAX_BYTES:
             return Refusal(f"is longer than {_MAX_BYTES} bytes", path)
-        return Arrival(os.read(handle, _MAX_BYTES), path)
+        return Arrival(os.read(handle, _MAX_BYTES), path, identity=_identity(status))
     except OSError:
         return None
     finally:

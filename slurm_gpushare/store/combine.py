@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, fields
 
+from slurm_gpushare.telemetry.attributes import ACTIVITY, CARD, JOB
 from slurm_gpushare.telemetry.record import Features, Record
 
 Numbers = Mapping[str, float]
@@ -27,6 +27,10 @@ _LEAST_PART = 0.2  # of the usual time measured
 _MOSTLY = 0.9  # of the time measured, for a run to count as alone
 _MAD_TO_SD = 1.4826
 
+_CORE = tuple(field.name for field in fields(Features))
+_MEANS = {attribute.name: f"{attribute.name}_mean" for attribute in (*ACTIVITY, *CARD, *JOB)}
+_PEAKS = ("mem_used_mib", "mgmap")
+
 # About the measurement, not about the workload: kept with the run, left out of the profile.
 MEASURED_S, ALONE_PART, SAMPLES = "measured_s", "alone_part", "samples"
 _ABOUT_MEASURING = frozenset({MEASURED_S, ALONE_PART, SAMPLES})
@@ -41,15 +45,18 @@ class Combined:
 
 
 def features_of(record: Record) -> dict[str, float]:
-    """The numbers of a run that count: the features, the mean of every attribute, and how well it was measured."""
-    core = {name: getattr(record.features, name) for name in Features.__slots__}
+    """What counts of a run: features, means of the attributes of job and card, how well it was measured.
+
+    What is about the node as a whole stays in the record: it says more about the neighbours than about the job.
+    """
+    core = {name: getattr(record.features, name) for name in _CORE}
     numbers = {name: value for name, value in core.items() if value is not None}
-    numbers.update((f"{name}_mean", stat.mean) for name, stat in record.profile.stats.items())
+    numbers.update((_MEANS[name], stat.mean) for name, stat in record.profile.stats.items() if name in _MEANS)
     util = record.profile.stats.get("gpu_util_pct")
     numbers[SAMPLES] = util.n if util else 0
     numbers[MEASURED_S] = seconds = record.profile.seconds
     numbers[ALONE_PART] = record.profile.alone_s / seconds if seconds else 0.0
-    return {name: float(f"{value:.6g}") for name, value in numbers.items()}
+    return numbers
 
 
 def describes_alone(run: Numbers) -> bool:
@@ -60,34 +67,43 @@ def describes_alone(run: Numbers) -> bool:
 
 def is_brief(earlier: Sequence[Numbers], new: Numbers) -> bool:
     """Whether a run was over so soon, compared with the earlier ones, that it says nothing."""
-    return bool(earlier) and new[MEASURED_S] < _LEAST_PART * median(run[MEASURED_S] for run in earlier)
+    return bool(earlier) and new[MEASURED_S] < _LEAST_PART * _median([run[MEASURED_S] for run in earlier])
 
 
 def unlike(earlier: Sequence[Numbers], new: Numbers) -> str | None:
     """How `new` differs from what the earlier runs have in common, or None if it fits in."""
-    if not earlier:
-        return None
-    usual = combine(earlier)
     for name, points in _TOLERANCE_POINTS.items():
-        if name not in new or name not in usual.features:
+        values = [run[name] for run in earlier if name in run]
+        if not values or name not in new:
             continue
-        tolerance = max(points, _TOLERANCE_SCATTERS * usual.scatter.get(name, 0.0))
-        if abs(new[name] - usual.features[name]) > tolerance:
-            return f"{name} {usual.features[name]:.0f} -> {new[name]:.0f}"
+        usual = _median(values)
+        if abs(new[name] - usual) > max(points, _TOLERANCE_SCATTERS * _scatter(values, usual)):
+            return f"{name} {usual:.0f} -> {new[name]:.0f}"
     return None
 
 
 def combine(runs: Sequence[Numbers]) -> Combined:
-    """The median of every number, and its scatter (scaled median deviation); memory is the highest peak.
+    """The median of every number, and the scatter of the features; memory is the highest peak.
 
     A profile that says too little memory would make a neighbour run out of it, so there the median will not do.
     """
+    if len(runs) == 1:
+        return Combined({name: value for name, value in runs[0].items() if name not in _ABOUT_MEASURING}, {})
     features: dict[str, float] = {}
     scatter: dict[str, float] = {}
     for name in {name: None for run in runs for name in run if name not in _ABOUT_MEASURING}:
         values = [run[name] for run in runs if name in run]
-        middle = median(values)
-        features[name] = max(values) if name in {"mem_used_mib", "mgmap"} else middle
-        if len(values) > 1:
-            scatter[name] = float(f"{_MAD_TO_SD * median(abs(value - middle) for value in values):.6g}")
+        features[name] = max(values) if name in _PEAKS else _median(values)
+        if len(values) > 1 and name in _CORE:
+            scatter[name] = _scatter(values, _median(values))
     return Combined(features, scatter)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _scatter(values: Sequence[float], middle: float) -> float:
+    """The median deviation, scaled to be the standard deviation of normally distributed values."""
+    return _MAD_TO_SD * _median([abs(value - middle) for value in values])

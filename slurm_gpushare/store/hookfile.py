@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, text
 
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.store import counters, schema
+from slurm_gpushare.store import counters
 from slurm_gpushare.store.store import Store
 
 _BUSY_S = 5.0
@@ -126,17 +127,22 @@ def _position(connection: Connection) -> tuple[int, int]:
     return counters.get(connection, counters.CHANGE), counters.get(connection, counters.HOOK_EPOCH)
 
 
+# CROSS JOIN keeps SQLite from starting with the profiles: it would walk through all of them for one change.
+_CHANGED = text(
+    """SELECT w.token, w.owner_uid, p.cluster, p.mem_used_mib, w.mem_floor_mib, p.updated_s
+    FROM workload w CROSS JOIN profile p ON p.token = w.token
+    WHERE w.change_seq > :after AND p.cluster IS NOT NULL"""
+)
+
+
 def _rows(connection: Connection, after: int) -> Iterable[_Row]:
-    """Workloads that have a cluster and changed after a position; of several GPU models the latest counts."""
-    p, w = schema.profile.c, schema.workload.c
-    query = (
-        select(w.token, w.owner_uid, p.cluster, p.mem_used_mib, w.mem_floor_mib)
-        .join_from(schema.workload, schema.profile, w.token == p.token)
-        .where(w.change_seq > after, p.cluster.is_not(None))
-        .order_by(w.token, p.updated_s)
-    )
-    for token, uid, cluster, mem_mib, floor_mib in connection.execute(query):
-        yield token, uid, cluster, max(mem_mib, floor_mib)
+    """Workloads that have a cluster and changed after a position; of several GPU models the latest comes last."""
+    if after:
+        found: Iterable[Any] = sorted(connection.execute(_CHANGED, {"after": after}), key=lambda row: row.updated_s)
+    else:
+        found = connection.execute(text(f"{_CHANGED.text} ORDER BY w.token, p.updated_s"), {"after": 0})
+    for row in found:
+        yield row.token, row.owner_uid, row.cluster, max(row.mem_used_mib, row.mem_floor_mib)
 
 
 def _seconds(now_s: float | None) -> int:

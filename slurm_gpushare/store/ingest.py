@@ -14,7 +14,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +37,6 @@ _DAY_S = 86_400.0
 _GIVE_UP_S = 30 * _DAY_S
 _STALE_S = 900.0  # thirty missed interim records: the sampler is gone
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 3600.0
-_THREADS = 4  # munged answers several at once, and libmunge waits outside Python's lock
 
 
 @dataclass(slots=True)
@@ -103,8 +101,7 @@ class Ingest:
 
     def _batch(self, arrived: Sequence[Arrival | Refusal], now_s: float, summary: Summary) -> None:
         models, horizon_s = self._bounds()
-        with ThreadPoolExecutor(_THREADS) as pool:
-            checked = list(pool.map(lambda item: self._check(item, models, horizon_s, now_s), arrived))
+        checked = [self._check(item, models, horizon_s, now_s) for item in arrived]
         letters = [item for item in checked if isinstance(item, Letter)]
         refused = [item for item in checked if isinstance(item, Refusal)]
         ignored = checked.count(None)
@@ -117,8 +114,8 @@ class Ingest:
             if refusal.path is not None:
                 self._spool.reject(refusal.path, refusal.reason)
         for item, result in zip(arrived, checked, strict=True):
-            if item.path is not None and not isinstance(result, Refusal):
-                self._spool.done(item.path)
+            if isinstance(item, Arrival) and item.path is not None and not isinstance(result, Refusal):
+                self._spool.done(item)
         self._store.counters.add({name: n for name, n in (("rejected", len(refused)), ("ignored", ignored)) if n})
         summary.counts.update({name: count for name, count in counts.items() if not name.startswith(MODEL_PREFIX)})
 

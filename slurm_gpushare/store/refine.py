@@ -11,7 +11,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, select, update
 
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
@@ -35,10 +35,10 @@ class RunNumbers:
     features: Numbers
 
     @classmethod
-    def of(cls, row: Any) -> RunNumbers:
+    def of(cls, row: Any, token: str) -> RunNumbers:
         return cls(
             id=row.id,
-            token=row.token,
+            token=token,
             gpu_model=row.gpu_model,
             by_node=bool(row.by_node),
             elapsed_s=row.end_s - row.start_s,
@@ -80,7 +80,7 @@ def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Refined:
     for run in fresh:
         state = states[run.token, run.gpu_model]
         counted = _add(state, run, now_s, result)
-        verdicts.append({"b_id": run.id, "b_state": "counted" if counted else "kept",
+        verdicts.append({"b_id": run.id, "b_token": run.token, "b_state": "counted" if counted else "kept",
                          "b_generation": state.generation if counted else None})  # fmt: skip
     _mark(connection, verdicts)
     _save(connection, {key: state for key, state in states.items() if state.changed}, now_s)
@@ -125,41 +125,44 @@ def _add(state: _State, run: RunNumbers, now_s: int, result: Refined) -> bool:
 def _load(connection: Connection, keys: set[_Key]) -> dict[_Key, _State]:
     states = {key: _State() for key in keys}
     p, tokens = schema.profile.c, sorted({token for token, _ in keys})
-    known: list[tuple[str, str, int]] = []
     for at in range(0, len(tokens), _CHUNK):
+        chunk = tokens[at : at + _CHUNK]
         query = select(
             p.token, p.gpu_model, p.generation, p.runs, p.restarted_s, p.cluster, p.model_version, p.mem_used_mib
-        ).where(p.token.in_(tokens[at : at + _CHUNK]))
+        ).where(p.token.in_(chunk))
         for row in connection.execute(query):
             state = states.get((row.token, row.gpu_model))
             if state is not None:
                 state.generation, state.restarted_s, state.exists = row.generation, row.restarted_s, True
                 state.count = row.runs
                 state.cluster, state.mem_used_mib = (row.cluster, row.model_version), row.mem_used_mib
-                known.append((row.token, row.gpu_model, row.generation))
-    for token, gpu_model, generation in known:
-        states[token, gpu_model].runs = _earlier(connection, token, gpu_model, generation)
+        for row in connection.execute(_EARLIER, {"b_tokens": chunk}):
+            state = states.get((row.token, row.gpu_model))
+            if state is not None:
+                state.runs.append(RunNumbers.of(row, row.token))
     return states
 
 
-def _earlier(connection: Connection, token: str, gpu_model: str, generation: int) -> list[RunNumbers]:
-    rows = connection.execute(_EARLIER, {"b_token": token, "b_model": gpu_model, "b_generation": generation}).all()
-    return [RunNumbers.of(row) for row in reversed(rows)]
-
-
-_r, _d = schema.run.c, schema.run_detail.c
-_EARLIER = (
-    select(_r.id, _r.token, _r.gpu_model, _r.by_node, _r.start_s, _r.end_s, _r.shared_s, _d.features)
-    .join_from(schema.run, schema.run_detail, _r.id == _d.id)
-    .where(
-        _r.token == bindparam("b_token"),
-        _r.gpu_model == bindparam("b_model"),
-        _r.generation == bindparam("b_generation"),
-        _r.state == "counted",
+def _earlier() -> Select[Any]:
+    """The latest runs that the profiles of some tokens rest on, oldest first."""
+    r, p, d = schema.run.c, schema.profile.c, schema.run_detail.c
+    place = func.row_number().over(partition_by=(r.token, r.gpu_model), order_by=r.id.desc())
+    same = (r.token == p.token) & (r.gpu_model == p.gpu_model) & (r.generation == p.generation)
+    latest = (
+        select(r.id, r.token, r.gpu_model, r.by_node, r.start_s, r.end_s, r.shared_s, place.label("place"))
+        .join_from(schema.run, schema.profile, same)
+        .where(r.token.in_(bindparam("b_tokens", expanding=True)), r.state == "counted")
+        .subquery()
     )
-    .order_by(_r.id.desc())
-    .limit(REMEMBERED_RUNS)
-)
+    return (
+        select(latest, d.features)
+        .join_from(latest, schema.run_detail, latest.c.id == d.id)
+        .where(latest.c.place <= REMEMBERED_RUNS)
+        .order_by(latest.c.id)
+    )
+
+
+_EARLIER = _earlier()
 
 
 def _mark(connection: Connection, verdicts: Sequence[Mapping[str, Any]]) -> None:
@@ -169,7 +172,12 @@ def _mark(connection: Connection, verdicts: Sequence[Mapping[str, Any]]) -> None
     statement = (
         update(r)
         .where(r.c.id == bindparam("b_id"))
-        .values(state=bindparam("b_state"), generation=bindparam("b_generation"), settled_seq=next_change(connection))
+        .values(
+            token=bindparam("b_token"),
+            state=bindparam("b_state"),
+            generation=bindparam("b_generation"),
+            settled_seq=next_change(connection),
+        )
     )
     connection.execute(statement, list(verdicts))
 

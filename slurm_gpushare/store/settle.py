@@ -7,11 +7,11 @@ a job without a token took no part, so nothing of it is kept; a record for someb
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from slurm_gpushare.store import counters, schema
 from slurm_gpushare.store.database import Database
@@ -100,8 +100,8 @@ def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, JobT
     _drop(connection, dropped)
     outranked = _outranked(connection, [row for row in rows if row.id in accepted], accepted)
     result.counts["outranked"] += len(outranked)
-    _update_tokens(connection, accepted, outranked)
-    fresh = _numbers(connection, [run_id for run_id in accepted if run_id not in outranked])
+    _outrank(connection, outranked, accepted)
+    fresh = _numbers(connection, {run_id: token for run_id, token in accepted.items() if run_id not in outranked})
     refined = refine(connection, fresh)
     result.counts.update(refined.counts)
     result.restarts.extend(refined.restarts)
@@ -135,27 +135,25 @@ def _outranked(connection: Connection, rows: Sequence[Any], tokens: Mapping[int,
     return {run_id for run_id, key, by_node in here if not by_node and key in vouched}
 
 
-def _update_tokens(connection: Connection, accepted: Mapping[int, str], outranked: set[int]) -> None:
+def _outrank(connection: Connection, run_ids: Collection[int], tokens: Mapping[int, str]) -> None:
     r = schema.run
-    if accepted:
-        statement = update(r).where(r.c.id == bindparam("b_id")).values(token=bindparam("b_token"))
-        connection.execute(statement, [{"b_id": run_id, "b_token": token} for run_id, token in accepted.items()])
-    ids = sorted(outranked)
-    uncount(connection, ids)
-    for at in range(0, len(ids), _CHUNK):
-        chunk = ids[at : at + _CHUNK]
-        connection.execute(update(r).where(r.c.id.in_(chunk)).values(state="outranked", generation=None))
+    uncount(connection, sorted(run_ids))
+    for run_id in run_ids:
+        values = {"state": "outranked", "generation": None, **({"token": tokens[run_id]} if run_id in tokens else {})}
+        connection.execute(update(r).where(r.c.id == run_id).values(values))
 
 
-def _numbers(connection: Connection, run_ids: Sequence[int]) -> list[RunNumbers]:
+def _numbers(connection: Connection, tokens: Mapping[int, str]) -> list[RunNumbers]:
+    """What profiles need of the runs, oldest first, each with the token that it was given."""
     r, d = schema.run.c, schema.run_detail.c
-    query = select(
-        r.id, r.token, r.gpu_model, r.by_node, r.start_s, r.end_s, r.alone_s, r.shared_s, d.features
-    ).join_from(schema.run, schema.run_detail, r.id == d.id)
+    query = select(r.id, r.gpu_model, r.by_node, r.start_s, r.end_s, r.shared_s, d.features).join_from(
+        schema.run, schema.run_detail, r.id == d.id
+    )
     found: list[RunNumbers] = []
-    for at in range(0, len(run_ids), _CHUNK):
-        chunk = run_ids[at : at + _CHUNK]
-        found.extend(RunNumbers.of(row) for row in connection.execute(query.where(r.id.in_(chunk)).order_by(r.id)))
+    ids = sorted(tokens)
+    for at in range(0, len(ids), _CHUNK):
+        rows = connection.execute(query.where(r.id.in_(ids[at : at + _CHUNK])).order_by(r.id))
+        found.extend(RunNumbers.of(row, tokens[row.id]) for row in rows)
     return found
 
 
