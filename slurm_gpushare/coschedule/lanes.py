@@ -43,7 +43,7 @@ class Terms:
 
     def __init__(self, rates: Rates, settings: PolicySettings) -> None:
         slowest = 1.0 / (1.0 + settings.guest_cap_pct / 100.0)
-        guest_high = np.minimum(rates.guest_mean**2 / rates.guest_low, 1.0)  # symmetric in the logarithm
+        guest_high = np.minimum(rates.guest_mean * np.sqrt(rates.guest_mean / rates.guest_low), 1.0)
         # A guest of duration d stays d / r_guest, and the resident loses (1 - r_resident) of that.
         promised = rates.guest_low / np.maximum(1.0 - rates.resident_low, 1e-9)
         # Rates too uncertain to promise anything are tried where even a very bad outcome fits the budget.

@@ -19,8 +19,8 @@ class Durations:
         self._kinds = len(work.pairs.profiles)
         self._duration_s = work.duration_s
         factor = np.random.default_rng([work.seed, 1]).uniform(1.0, LONGEST_FACTOR, work.jobs)
-        self.limit_s: Floats = work.duration_s * (1.0 if mode == "known" else factor)
-        self.expected_s: Floats = self.limit_s.copy() if mode == "known" else limit_use * self.limit_s
+        self.limit_s: Floats = work.duration_s * factor
+        self.expected_s: Floats = work.duration_s.copy() if mode == "known" else limit_use * self.limit_s
         self.only_limit: Bools = np.full(work.jobs, mode != "known")
         self._sum_log = np.zeros(self._kinds)
         self._count = np.zeros(self._kinds)
