@@ -198,10 +198,14 @@ def _match(
 def _worth(stay: Floats, delay: Floats, d: Floats, ok: Bools, settings: PolicySettings) -> Floats:
     """What a pair is worth to the matching; 0 where it may not be.
 
-    For completion, every guest that gains shall get a lane, and the lanes turn over fastest with the shortest stays
-    (shortest processing time first is optimal for total completion time). For saving, card time counts.
+    For completion, every guest that gains shall get a lane, and then the time until guests are done plus what it costs
+    their residents shall be least: short guests first, where they are fast and do little harm. For saving, card time.
     """
-    worth = np.maximum(d - delay, 1e-6) if settings.objective == "saving" else min(ok.shape) * stay[ok].max() - stay
+    if settings.objective == "saving":
+        worth = np.maximum(d - delay, 1e-6)
+    else:
+        cost = stay + delay
+        worth = (min(ok.shape) + 1) * cost[ok].max() - cost
     return np.where(ok, worth, 0.0)
 
 
