@@ -10,6 +10,7 @@ import pytest
 from slurm_gpushare.coschedule.plan import plan
 from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.coschedule.snapshot import DurationSource, Gpu, How, Node, Occupant, PendingJob, Snapshot
+from slurm_gpushare.simulate.durations import Durations
 from slurm_gpushare.simulate.exclusive import Policy
 from slurm_gpushare.simulate.measured import MeasuredKnowledge
 from slurm_gpushare.simulate.ours import Gpushare, Options
@@ -26,6 +27,7 @@ class ByPlan(Policy):
     def __init__(self, work: Workload, settings: PolicySettings) -> None:
         super().__init__(work)
         self.settings = settings
+        self.limit_s = Durations(work, "known", settings.limit_use).limit_s
 
     def schedule(self, world: World) -> None:
         work = world.work
@@ -61,7 +63,7 @@ class ByPlan(Policy):
             world.work.pairs.profiles[world.work.profile[job]],
             mem_used_mib=1,
             start_s=start_s,
-            limit_s=duration_s,
+            limit_s=float(self.limit_s[job]),
             expected_s=duration_s,
             expected_source=DurationSource.KNOWN,
             lost_s=world.now_s - start_s - done_s,
@@ -74,7 +76,7 @@ class ByPlan(Policy):
             str(job),
             world.work.pairs.profiles[world.work.profile[job]],
             mem_used_mib=1,
-            limit_s=duration_s,
+            limit_s=float(self.limit_s[job]),
             expected_s=duration_s,
             expected_source=DurationSource.KNOWN,
             eligible_s=float(world.work.submit_s[job]),
