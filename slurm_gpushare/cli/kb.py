@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from slurm_gpushare.cli.output import Column, echo_json, table
 from slurm_gpushare.errors import BadInput
+
+if TYPE_CHECKING:
+    from slurm_gpushare.knowledge.learning import Effect
 
 _FILE = click.Path(path_type=Path)
 _MODEL = click.option("--gpu-model", help="The GPU model to use of files that mix several.")
@@ -123,3 +127,72 @@ def show(kb_file: Path | None, plot: Path | None, as_json: bool) -> None:
     click.echo("\nEvidence")
     columns = ("CLUSTER", ""), ("BESIDE", ""), ("RATE", ".3f"), ("SD LOG", ".3f"), ("RATES SEEN", "")
     click.echo(table([Column(name, spec, "right") for name, spec in columns], rows))
+
+
+@kb.command("import")
+@click.argument("pairs", type=_FILE)
+@_MODEL
+def import_pairs(pairs: Path, gpu_model: str | None) -> None:
+    """Take measured PAIRS, whose profiles are tokens, into the store as observations.
+
+    The same file counts once, however often it is imported.
+    """
+    import time
+
+    from slurm_gpushare.config import load_config
+    from slurm_gpushare.knowledge.files import read_pairs
+    from slurm_gpushare.store import Store
+    from slurm_gpushare.store.sharing import Observation
+    from slurm_gpushare.tokens import TOKEN
+
+    measured = read_pairs(pairs, gpu_model=gpu_model, repeats=True)
+    strange = [name for name in measured.names if not TOKEN.fullmatch(name)]
+    if strange:
+        raise BadInput(f"{pairs}: '{strange[0]}' is no token", "Use 'gpushare kb fit' for pairs of other names.")
+    rows = zip(measured.profile_a, measured.profile_b, measured.rate_a, measured.rate_b, strict=True)
+    now_s = int(time.time())
+    found = [
+        Observation(_source(a, b, rate, number), measured.gpu_model, a, b, float(rate), 1.0, now_s)
+        for number, (first, second, rate_a, rate_b) in enumerate(rows)
+        for a, b, rate in ((first, second, rate_a), (second, first, rate_b))
+        if rate == rate  # infeasible pairs have none
+    ]
+    with Store(load_config().store_url) as store:
+        added = store.observations.add(found)
+    click.echo(f"{added} observations taken in, {len(found) - added} known already")
+
+
+@kb.command("learn")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def learn(as_json: bool) -> None:
+    """Replay what the store has observed, and say what was learned.
+
+    The helper does this by itself after each ingest; here it is done anew, from the first observation on.
+    """
+    from slurm_gpushare.config import load_config
+    from slurm_gpushare.coschedule.learn import Learner
+    from slurm_gpushare.store import Store
+
+    with Store(load_config().store_url) as store:
+        learner = Learner(store)
+        count = learner.catch_up()
+    effects = learner.knowledge.effects()
+    if as_json:
+        echo_json({"observations": count, "tokens": [vars_of(item) for item in effects]})
+        return
+    click.echo(f"{count} observations of {len(effects)} tokens")
+    if effects:
+        columns = ("TOKEN", ""), ("SLOWED", "+.3f"), ("SD", ".3f"), ("SLOWS", "+.3f"), ("SD", ".3f")
+        rows = [(e.token, e.victim, e.victim_sd, e.aggressor, e.aggressor_sd) for e in effects]
+        click.echo(table([Column(name, spec, "right" if spec else "left") for name, spec in columns], rows))
+
+
+def vars_of(item: Effect) -> dict[str, object]:
+    """A dataclass with slots as a dictionary."""
+    from dataclasses import asdict
+
+    return asdict(item)
+
+
+def _source(victim: str, neighbour: str, rate: float, row: int) -> str:
+    return f"import:{victim}:{neighbour}:{row}:{rate:.6f}"

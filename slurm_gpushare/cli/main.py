@@ -37,6 +37,7 @@ COMMANDS: dict[str, LazyCommand] = {
         "slurm_gpushare.cli.characterize:characterize", "Characterise public workloads as the paper does."
     ),
     "kb": LazyCommand("slurm_gpushare.cli.kb:kb", "Fit, show, ask and feed the knowledge base."),
+    "model": LazyCommand("slurm_gpushare.cli.model:model", "Fit, show and use the model that clusters profiles."),
     "db": LazyCommand("slurm_gpushare.cli.db:db", "Look after the store: check, migrate, backup, prune."),
     "doctor": LazyCommand("slurm_gpushare.cli.doctor:doctor", "Check the set-up, each line with its fix."),
     "ingest": LazyCommand("slurm_gpushare.cli.ingest:ingest", "Take waiting telemetry records into the store."),

@@ -34,7 +34,7 @@ class Daemon:
         self._store = store
         self._dry_run = dry_run
         self._tags = JobTags(slurm)
-        self._learner = Learner(store)
+        self._learner = Learner(store, writes=not dry_run)
         self._helper = Helper(config, slurm, store, self._learner.knowledge, policy=policy, dry_run=dry_run)
         self._stop = self._reload = self._nudged = False
         self._ticks = 0

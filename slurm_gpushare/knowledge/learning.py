@@ -70,6 +70,17 @@ class FlatPrior:
         return np.full((len(victims), len(neighbours)), self.mean)
 
 
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What was learned of a token, in log slow-down against the prior; 0 is as expected."""
+
+    token: str
+    victim: float
+    victim_sd: float
+    aggressor: float
+    aggressor_sd: float
+
+
 class LearnedKnowledge:
     """`Knowledge` that starts from a prior and learns from every observation, in constant time.
 
@@ -95,6 +106,7 @@ class LearnedKnowledge:
         self._pair_variance = np.zeros(0)
         self._surprises: dict[int, int] = {}  # outliers of a pair in a row, negative when it was faster
         self._views: list[RateView] = []
+        self.observations = 0
 
     def __len__(self) -> int:
         """How many tokens have been seen to share."""
@@ -120,8 +132,23 @@ class LearnedKnowledge:
         seen = -math.log(min(max(rate, MIN_RATE), 1.0))
         pair = self._pair(i, j)
         self._step(i, j, pair, seen - expected, weight)
+        self.observations += 1
         for view in self._views:
             view._touch(i, j, pair)
+
+    def effects(self) -> list[Effect]:
+        """What was learned of every token that has been seen, by token."""
+        sd = np.sqrt(np.maximum(self._variance, 0.0))
+        return [
+            Effect(
+                token,
+                float(self._effect[at, 0]),
+                float(sd[at, 0]),
+                float(self._effect[at, 1]),
+                float(sd[at, 2]),
+            )
+            for token, at in sorted(self._index.items())
+        ]
 
     def view(self, tokens: Sequence[str]) -> RateView:
         """A dense table of these tokens that follows later observations until `release`d."""

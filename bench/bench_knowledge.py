@@ -1,0 +1,215 @@
+"""How well jobs are paired by what the knowledge predicts, and how fast it is.
+
+Pairings: batches of 20 jobs are matched by maximum weight of the predicted packing saving. The score is the share of
+the way from random pairing to the oracle that knows the measured rates, for PS and for the worse job's ISD. No model is
+fitted on a family that it is scored on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix
+
+from slurm_gpushare.knowledge.cells import packing_saving_pct, worse_isd_pct
+from slurm_gpushare.knowledge.default import default_model
+from slurm_gpushare.knowledge.files import Pairs, Profiles, read_pairs, read_profiles
+from slurm_gpushare.knowledge.interference import Interference, Telemetry
+from slurm_gpushare.knowledge.kb import fit
+from slurm_gpushare.knowledge.learning import LearnedKnowledge
+
+Floats = NDArray[np.float64]
+
+BATCHES = 150
+BATCH = 20
+
+
+def matching(weight: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The perfect matching of greatest weight."""
+    first, second = np.triu_indices(len(weight), 1)
+    edges = np.arange(len(first))
+    degree = csr_matrix((np.ones(2 * len(first)), (np.r_[first, second], np.r_[edges, edges])))
+    chosen = milp(
+        -weight[first, second],
+        constraints=LinearConstraint(degree, 1, 1),
+        integrality=np.ones(len(first)),
+        bounds=Bounds(0, 1),
+    ).x
+    return first[chosen > 0.5], second[chosen > 0.5]
+
+
+class Contest:
+    """Random batches of jobs, and how well a table of weights pairs them."""
+
+    def __init__(self, rates: Floats, batches: int, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.batches = [rng.integers(len(rates), size=BATCH) for _ in range(batches)]
+        self._ps = packing_saving_pct(rates, rates.T)
+        self._isd = worse_isd_pct(rates, rates.T)
+        everyone = [np.ix_(batch, batch) for batch in self.batches]
+        upper = np.triu_indices(BATCH, 1)
+        self.random = np.array([[self._ps[at][upper].mean(), self._isd[at][upper].mean()] for at in everyone]).mean(0)
+        self.oracle = self._outcome(self._ps)
+
+    def score(self, weight: Floats) -> Floats:
+        share: Floats = (self._outcome(weight) - self.random) / (self.oracle - self.random)
+        return share
+
+    def _outcome(self, weight: Floats) -> Floats:
+        found = []
+        for batch in self.batches:
+            i, j = matching(weight[np.ix_(batch, batch)])
+            found.append([self._ps[batch[i], batch[j]].mean(), self._isd[batch[i], batch[j]].mean()])
+        return np.array(found).mean(axis=0)
+
+
+def rate_table(pairs: Pairs, names: tuple[str, ...]) -> Floats:
+    place = {name: at for at, name in enumerate(names)}
+    rates = np.full((len(names), len(names)), np.nan)
+    for a, b, rate_a, rate_b in zip(pairs.profile_a, pairs.profile_b, pairs.rate_a, pairs.rate_b, strict=True):
+        i, j = place[a], place[b]
+        rates[i, j], rates[j, i] = (rate_a, rate_b) if i != j else ((rate_a + rate_b) / 2,) * 2
+    return np.minimum(rates, 1.0)
+
+
+def among(pairs: Pairs, names: set[str], chosen: set[tuple[str, str]] | None = None) -> Pairs:
+    """The pairs of these profiles only, or of these pairs only."""
+    both = list(zip(pairs.profile_a, pairs.profile_b, strict=True))
+    rows = [
+        at
+        for at, (a, b) in enumerate(both)
+        if a in names and b in names and (chosen is None or (a, b) in chosen or (b, a) in chosen)
+    ]
+    return Pairs(
+        tuple(both[at][0] for at in rows),
+        tuple(both[at][1] for at in rows),
+        pairs.gpu_model,
+        pairs.feasible[rows],
+        pairs.rate_a[rows],
+        pairs.rate_b[rows],
+    )
+
+
+def partners(names: tuple[str, ...], count: int, rng: np.random.Generator, each: bool) -> set[tuple[str, str]]:
+    """Pairings observed: `each` job draws `count` partners, or every job takes part in about `count` pairings."""
+    draws = count if each else (count + 1) // 2
+    return {(name, names[at]) for name in names for at in rng.choice(len(names), min(draws, len(names)), replace=False)}
+
+
+def splits(profiles: Profiles) -> Iterator[tuple[list[int], list[int]]]:
+    """(known, held back): three families are held back at a time, so that batches are varied."""
+    groups = sorted(set(profiles.groups))
+    for held in combinations(groups, min(3, len(groups) - 1)):
+        yield (
+            [at for at, group in enumerate(profiles.groups) if group not in held],
+            [at for at, group in enumerate(profiles.groups) if group in held],
+        )
+
+
+def leave_groups_out(profiles: Profiles, pairs: Pairs, say: Callable[[str], None]) -> None:
+    """Print the score of every way of predicting, on families that were held back."""
+    scores: dict[str, list[Floats]] = {}
+    covered: list[float] = []
+    parts = list(splits(profiles))
+    for number, (known, held) in enumerate(parts):
+        old, new = profiles.take(known), profiles.take(held)
+        rates = rate_table(among(pairs, set(new.names)), new.names)
+        contest = Contest(rates, BATCHES // len(parts), seed=number)
+        busy, access = new.column("gpu_util_mean_pct"), new.column("mem_access_mean_pct")
+        base = fit(old, among(pairs, set(old.names)))
+        cold = base.predict(new)
+        covered.append(float(np.mean(rates >= cold.low)))
+        weights = {
+            "product of GPU utilisations": -np.outer(busy, busy),
+            "product of memory accesses": -np.outer(access, access),
+            "kb, cold": packing_saving_pct(cold.mean, cold.mean.T),
+        }
+        for count in (5, 10):
+            for each in (False, True):
+                drawn = partners(new.names, count, np.random.default_rng([number, count]), each)
+                seen = base.predict(new, among(pairs, set(new.names), drawn)).mean
+                how = f"kb, each job draws {count} partners" if each else f"kb, {count} pairings a job"
+                weights[how] = packing_saving_pct(seen, seen.T)
+        for name, weight in weights.items():
+            scores.setdefault(name, []).append(contest.score(weight))
+    say(f"share of the way from random to oracle, {BATCHES} batches of {BATCH} jobs, {len(parts)} splits by family")
+    say(f"{'':36s} {'PS':>6s} {'ISD':>6s} {'worst':>6s}")
+    for name, found in scores.items():
+        table = np.array(found)
+        say(f"{name:36s} {table[:, 0].mean():6.2f} {table[:, 1].mean():6.2f} {table.min():6.2f}")
+    say(f"true rates above the cold predictions' low end: {np.mean(covered):.3f} (meant: 0.900)")
+
+
+def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
+    """The same on the V100 pairs, where there is no telemetry and all must be learned from observations."""
+    rates = rate_table(pairs, tuple(pairs.names))
+    known = np.isfinite(rates)
+    filled = np.where(known, rates, 0.05)  # pairs that do not fit together: nobody may gain by choosing them
+    contest = Contest(filled, 60)
+    rng = np.random.default_rng(0)
+    base = LearnedKnowledge()
+    view = base.view(pairs.names)
+    places = np.argwhere(known)
+    say("V100, learned one observation at a time (5 % noise): observations, PS, ISD, coverage of low")
+    done = 0
+    for target in (0, 130, 260, 520, 2000):
+        for i, j in places[rng.integers(len(places), size=target - done)]:
+            base.observe(pairs.names[i], pairs.names[j], float(rates[i, j] * np.exp(0.05 * rng.standard_normal())))
+        done = target
+        mean = np.where(known, view.mean, 0.05)
+        ps, isd = contest.score(packing_saving_pct(mean, mean.T))
+        say(f"  {done:5d} {ps:6.2f} {isd:6.2f} {np.mean(rates[known] >= view.low[known]):6.3f}")
+
+
+def speed(say: Callable[[str], None]) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0, 100, (100_000, 3))
+    jobs = Telemetry(rng.uniform(0, 1, 1000), rng.uniform(0, 1, 1000))
+    model, general = default_model(), Interference()
+    general.rates(jobs, jobs)
+    say(f"assign 100,000 profiles: {best(lambda: model.assign(values)):.3f} s (limit 0.2)")
+    say(f"predict 1,000,000 pairs: {best(lambda: general.rates(jobs, jobs)):.3f} s (limit 1)")
+    knowledge = LearnedKnowledge()
+    names = [f"t{number}" for number in range(200)]
+    for total in (1_000, 10_000, 100_000):
+        while knowledge.observations < total:
+            i, j = rng.integers(200, size=2)
+            knowledge.observe(names[i], names[j], 0.7)
+        start = time.perf_counter()
+        for number in range(1000):
+            knowledge.observe(names[number % 200], names[number % 7], 0.7)
+        say(f"one learning update after {total:7,d}: {(time.perf_counter() - start) * 1000:.1f} us")
+
+
+def best(call: Callable[[], object], times: int = 3) -> float:
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def main(out: Path) -> None:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    data = Path(os.environ.get("GPUSHARE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    if data.is_dir():
+        profiles = read_profiles(data / "rtx3090_profiles.csv")
+        leave_groups_out(profiles, read_pairs(data / "rtx3090_pairs.csv", profiles.names, clip=False), say)
+        v100_learning(read_pairs(data / "v100_pairs.csv"), say)
+    else:
+        say(f"no measured data in {data}: set GPUSHARE_DATA to score pairings")
+    speed(say)
+    (out / "knowledge.txt").write_text("\n".join(lines) + "\n")

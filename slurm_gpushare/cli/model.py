@@ -1,0 +1,123 @@
+"""``gpushare model``: the clusters of profiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slurm_gpushare.cli.output import Column, echo_json, table
+from slurm_gpushare.config import load_config
+from slurm_gpushare.errors import BadInput
+
+if TYPE_CHECKING:
+    from slurm_gpushare.knowledge.clusters import ClusterModel
+
+_FILE = click.Path(path_type=Path)
+_GPU = click.option("--gpu-model", help="GPU model; that of gpushare.conf unless given.")
+
+
+@click.group("model")
+def model() -> None:
+    """Fit, show and use the model that clusters profiles."""
+
+
+@model.command("fit")
+@click.option("-k", "k", type=int, help="Number of clusters; the elbow chooses unless given.")
+@_GPU
+def fit(k: int | None, gpu_model: str | None) -> None:
+    """Fit a model on the store's own profiles and re-tag them.
+
+    Cluster numbers follow the model in force, and the profiles get their new clusters in the same transaction as the
+    model, so that the submit hook sees the old ones or the new ones, never some of each.
+    """
+    from slurm_gpushare.coschedule.learn import refit
+    from slurm_gpushare.store import Store
+
+    config = load_config()
+    with Store(config.store_url) as store:
+        fitted = refit(store, gpu_model or config.gpu_model.upper(), k=k)
+    click.echo(f"{fitted.gpu_model}: model {fitted.version}, {fitted.model.k} clusters by {fitted.model.chosen}")
+    _print(fitted.model)
+
+
+@model.command("show")
+@click.option("--model", "model_file", type=_FILE, help="A model.json; the one in force unless given.")
+@click.option("--plot", type=_FILE, help="Also draw the store's profiles and the centroids to this PNG file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@_GPU
+def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: str | None) -> None:
+    """Show the model in force: version, centroids, and how k was chosen."""
+    import numpy as np
+
+    from slurm_gpushare.cli.access import config_or_defaults, readable_store
+    from slurm_gpushare.coschedule.learn import InForce, feature_values, in_force
+    from slurm_gpushare.knowledge.default import default_model
+
+    config = None if model_file else config_or_defaults()
+    store = readable_store(config)
+    wanted = gpu_model or (config.gpu_model.upper() if config else "V100")
+    if model_file:
+        current = InForce(_read(model_file))
+    else:
+        current = in_force(store, wanted) if store else InForce(default_model(), 0, wanted)
+    if plot:
+        from slurm_gpushare.knowledge.plots import clusters
+
+        points = feature_values(current.model.features, list(store.profiles.all(wanted)) if store else [])
+        points = points[~np.isnan(points).any(axis=1)]
+        clusters(current.model, points, current.model.assign(points), plot)
+    if as_json:
+        echo_json({"version": current.version, "gpu_model": current.gpu_model, **current.model.to_json()})
+        return
+    origin = model_file or (f"version {current.version}" if current.version else "shipped, from the paper's workloads")
+    click.echo(f"model {origin}: {current.model.k} clusters, k by {current.model.chosen}")
+    _print(current.model)
+
+
+@model.command("assign")
+@click.option("--model", "model_file", type=_FILE, help="A model.json; the shipped one unless given.")
+@click.option("--profiles", required=True, type=_FILE, help="Profiles with the model's features.")
+@click.option("--out", type=_FILE, help="Write profile and cluster here, CSV, instead of printing them.")
+@click.option("--gpu-model", help="The GPU model to use of files that mix several.")
+def assign(model_file: Path | None, profiles: Path, out: Path | None, gpu_model: str | None) -> None:
+    """Give profiles of a file their clusters. A profile that lacks a feature has none."""
+    import numpy as np
+
+    from slurm_gpushare.knowledge.default import default_model
+    from slurm_gpushare.knowledge.files import read_profiles, write_rows
+
+    current = _read(model_file) if model_file else default_model()
+    known = read_profiles(profiles, gpu_model)
+    missing = [name for name in current.features if name not in known.columns and name != "mem_used_pct"]
+    if missing:
+        raise BadInput(f"{profiles}: no {', '.join(missing)}", "The model needs these columns.")
+    share = known.column("mem_used_mib") / known.column("mem_total_mib") * 100.0
+    columns = [share if name == "mem_used_pct" else known.column(name) for name in current.features]
+    labels = current.assign(np.column_stack(columns)).tolist()
+    rows = [(name, label if label >= 0 else "") for name, label in zip(known.names, labels, strict=True)]
+    if out:
+        write_rows(out, ("profile", "cluster"), rows)
+        click.echo(f"{len(rows)} profiles; wrote {out}")
+    else:
+        click.echo(table([Column("PROFILE"), Column("CLUSTER", "", "right")], rows))
+
+
+def _read(path: Path) -> ClusterModel:
+    from slurm_gpushare.knowledge.clusters import ClusterModel
+
+    try:
+        return ClusterModel.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON: {error}") from error
+
+
+def _print(model: ClusterModel) -> None:
+    heads = [Column(name.upper(), ".1f", "right") for name in model.features]
+    pairs = zip(model.centroids.tolist(), model.sizes, strict=True)
+    rows = [(number, *row, size) for number, (row, size) in enumerate(pairs)]
+    click.echo(table([Column("CLUSTER", "", "right"), *heads, Column("SIZE", "", "right")], rows))
