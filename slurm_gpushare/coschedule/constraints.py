@@ -35,6 +35,7 @@ class Sites:
         self.nodes = [snapshot.nodes[name] for name in dict.fromkeys(gpu.node for gpu in snapshot.gpus)]
         at = {node.name: i for i, node in enumerate(self.nodes)}
         self.node: Ints = np.array([at[gpu.node] for gpu in self.gpus], np.int64)
+        self.index: Ints = np.array([gpu.index for gpu in self.gpus], np.int64)
         self.usable: Bools = np.array([gpu.usable for gpu in self.gpus], bool)
         self.cpus = np.array([node.cpus_free for node in self.nodes], np.int64)
         self.mem_mib = np.array([node.mem_free_mib for node in self.nodes], np.int64)
@@ -43,14 +44,17 @@ class Sites:
 
     def demand(self, job: PendingJob) -> Demand:
         """What decides `admits`: equal for most jobs of a site, so that it is worked out once for all of them."""
-        return (job.partitions, job.features, job.nodes_wanted, job.nodes_excluded, job.reservation)
+        return (job.partitions, job.features, job.nodes_wanted, job.nodes_excluded, job.reservation, job.gpu_index)
 
     def allowed(self, job: PendingJob) -> Bools:
-        """The GPUs on nodes that admit `job`."""
+        """The GPUs that `job` may have, on nodes that admit it."""
         demand = self.demand(job)
         if demand not in self._admitting:
             admitting = np.array([admits(node, job) for node in self.nodes], bool)
-            self._admitting[demand] = self.usable & admitting[self.node]
+            allowed = self.usable & admitting[self.node]
+            if job.gpu_index is not None:
+                allowed &= self.index == job.gpu_index
+            self._admitting[demand] = allowed
         return self._admitting[demand]
 
     def has_room(self, gpu: int, job: PendingJob) -> bool:

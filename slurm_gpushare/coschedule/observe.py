@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from slurm_gpushare.config import Config
 from slurm_gpushare.coschedule import snapshot as snap
 from slurm_gpushare.coschedule.occupancy import Card, CardUse, Holding, occupancy, placed_card
-from slurm_gpushare.slurm.gres import parse_gres
+from slurm_gpushare.slurm.gres import parse_gres, type_index
 from slurm_gpushare.slurm.hostlist import expand
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
@@ -168,6 +168,12 @@ def _snapshot_node(node: Node, coming: Iterable[Job], reservations: Iterable[Res
     )
 
 
+def _own_index(job: Job) -> int | None:
+    """The index that the hook chose where it had to choose one: 22.05 leaks a shard if the job gets another."""
+    original = parse_gres(job.tag.original) if job.tag and job.tag.original else ()
+    return type_index(original[0].type) if original and original[0].name == "shard" and original[0].type else None
+
+
 def _pending(job: Job, now_s: float, config: Config, facts: Facts) -> snap.PendingJob | None:
     """The job as the plan sees it; None if it wants no GPU and no whole node, so that it is in nobody's way."""
     ours = placeable(job, now_s)
@@ -194,6 +200,7 @@ def _pending(job: Job, now_s: float, config: Config, facts: Facts) -> snap.Pendi
         partitions=frozenset(job.partitions),
         features=frozenset(feature for feature in re.split("[&,]", job.features) if feature),
         nodes_wanted=frozenset(expand(wanted)) if wanted else None,
+        gpu_index=_own_index(job),
         nodes_excluded=facts.avoid.get(job.key, frozenset()) | frozenset(job.excluded_nodes),
         reservation=job.reservation or None,
         limit_s=_number(job.limit_s),

@@ -83,6 +83,7 @@ class PendingJob:
     partitions: frozenset[str] = frozenset()
     features: frozenset[str] = frozenset()  # all of them are wanted
     nodes_wanted: frozenset[str] | None = None  # None: any node
+    gpu_index: int | None = None  # the only GPU index it may have; None: any
     nodes_excluded: frozenset[str] = frozenset()
     reservation: str | None = None
     limit_s: float = float("inf")

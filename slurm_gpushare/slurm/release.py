@@ -33,8 +33,11 @@ class Release:
 
     @property
     def gpu_becomes_shard(self) -> bool:
-        """Whether a pending job's ``gpu:1`` may be updated to shards; else it must be typed shards from the start."""
-        return self >= Release(23, 11)
+        """Whether a pending job's ``gpu:1`` may be updated to shards; else it must be typed shards from the start.
+
+        From 23.02.6 an update starts from an empty list of GRES (read in Slurm's source; tried on 24.11 and 26.05).
+        """
+        return self >= Release(23, 2, 6)
 
     @property
     def keeps_whole_gpus_apart(self) -> bool:

@@ -9,9 +9,9 @@ from slurm_gpushare.slurm.release import Release
 def retarget(current: str, wanted: str, release: Release) -> str | None:
     """The ``Gres=`` value that turns the request `current` (tres_per_node) into `wanted`; None: this Slurm cannot.
 
-    Where a typed shard request moves to another type, the old type is set to zero beside the new one: 22.05
-    would otherwise keep both, and later releases accept it as well. Before 23.11 only typed shards can be
-    retargeted at all, and only to typed shards.
+    Where a typed shard request moves to another type, the old type is set to zero beside the new one. 22.05 can
+    only change how many shards of the same type are wanted: it accepts another type, but when such a job ends
+    it takes a shard of the old type for used for ever, and nothing more fits that card.
     """
     new = parse_gres(wanted)
     if not new:
@@ -19,8 +19,10 @@ def retarget(current: str, wanted: str, release: Release) -> str | None:
     old = [gres for gres in parse_gres(current) if gres.count]
     if list(new) == old:
         return ",".join(map(str, new))
-    if not release.gpu_becomes_shard and (typed_shards(current) is None or typed_shards(wanted) is None):
-        return None
+    if not release.gpu_becomes_shard:
+        before, after = typed_shards(current), typed_shards(wanted)
+        if before is None or after is None or before.type != after.type:
+            return None
     kept = {(gres.name, gres.type) for gres in new}
     zeroed = [Gres(gres.name, gres.type, 0) for gres in old if gres.type and (gres.name, gres.type) not in kept]
     if any(gres.name != new[0].name for gres in zeroed):

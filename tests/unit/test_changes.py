@@ -25,11 +25,12 @@ def test_a_placement_is_one_update_that_ends_the_lease() -> None:
     }
 
 
-def test_on_22_05_the_old_type_is_zeroed_beside_the_new_one() -> None:
+def test_on_22_05_a_job_keeps_its_index() -> None:
     waiting = job("14", tag=TAG_OLD, per_node="gres:shard:v100_0:2", eligible_s=NOW + 20)
-    change = place(waiting, Card("n1", 1), "v100_1", 1, OLD, NOW)
+    change = place(waiting, Card("n1", 0), "v100_0", 1, OLD, NOW)
     assert change is not None
-    assert change.fields["Gres"] == "shard:v100_0:0,shard:v100_1:1"
+    assert change.fields["Gres"] == "shard:v100_0:1"
+    assert place(waiting, Card("n1", 1), "v100_1", 1, OLD, NOW) is None
 
 
 def test_start_time_is_never_written_once_the_lease_is_over() -> None:
@@ -71,10 +72,10 @@ def test_restoring_gives_back_the_request_and_the_users_own_node_list() -> None:
 
 
 def test_restoring_a_job_without_a_node_list_clears_ours() -> None:
-    placed = job("14", tag=f"{TAG_OLD[:-4]};g=n1:1", per_node="gres:shard:v100_1:1", wanted_nodes="n1")
+    placed = job("14", tag=f"{TAG_OLD[:-4]};g=n1:0", per_node="gres:shard:v100_0:1", wanted_nodes="n1")
     back = restore(placed, OLD, NOW)
     assert back is not None
-    assert back.fields["Gres"] == "shard:v100_1:0,shard:v100_0:2"
+    assert back.fields["Gres"] == "shard:v100_0:2"
     assert back.fields["ReqNodeList"] == ""
 
 

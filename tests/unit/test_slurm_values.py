@@ -102,8 +102,10 @@ class TestRetarget:
     """From the table of what each release accepts."""
 
     def test_typed_shards_move_by_zeroing_the_old_type(self) -> None:
-        for release in (OLD, NEW):
-            assert retarget("gres:shard:v100_0:2", "shard:v100_2:1", release) == "shard:v100_0:0,shard:v100_2:1"
+        assert retarget("gres/shard:v100_0:2", "shard:v100_2:1", NEW) == "shard:v100_0:0,shard:v100_2:1"
+
+    def test_22_05_would_leak_a_shard_of_the_old_type(self) -> None:
+        assert retarget("gres:shard:v100_0:2", "shard:v100_2:1", OLD) is None
 
     def test_same_type_needs_no_zero(self) -> None:
         assert retarget("gres:shard:v100_2:2", "shard:v100_2:1", OLD) == "shard:v100_2:1"

@@ -1,0 +1,129 @@
+"""What the hook costs slurmctld: mean time of one submission, from sdiag, beside no plugin and an empty script.
+
+Then 2,000 submissions from 8 clients at once: none may be lost.
+"""
+
+from __future__ import annotations
+
+import json
+import pwd
+import re
+import sqlite3
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.confs import with_keys
+from slurm_gpushare.testbed.layout import Shape
+from slurm_gpushare.testbed.reset import reset
+
+USER = "games"
+TOKEN = "gs-" + "k" * 20
+SUBMISSIONS = 2_000
+CLIENTS = 8
+LIMIT_MS = 0.3
+EMPTY_SCRIPT = "".join(f"function slurm_job_{name}() return slurm.SUCCESS end\n" for name in ("submit", "modify"))
+# One client: a shell that submits held jobs one after the other. Held, so that the scheduler does not disturb.
+LOOP = """
+i=0
+while [ $i -lt {count} ]; do
+  sbatch -Q -H -o /dev/null --comment=gpushare:{token} --gpus=1 job.sh 2>/dev/null || exit 1
+  i=$((i+1))
+done
+"""
+
+
+def main(out: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as scratch:
+        Path(scratch).chmod(0o755)
+        testbed = Testbed(Path(scratch) / "testbed").up(Shape(nodes=2, gpus=2, shards=2), accounting=False)
+        try:
+            result = measure(testbed)
+        finally:
+            testbed.down(purge=True)
+    (out / "hook.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measure(testbed: Testbed) -> dict[str, object]:
+    pristine = (testbed.layout.etc / "job_submit.lua").read_text()
+    means_ms: dict[str, float] = {}
+    for name, script, workloads in (
+        ("no plugin", None, 0),
+        ("empty script", EMPTY_SCRIPT, 0),
+        ("hook, 1 k workloads", pristine, 1_000),
+        ("hook, 1 M workloads", pristine, 1_000_000),
+    ):
+        prepare(testbed, script, workloads)
+        means_ms[name] = mean_submit_ms(testbed)
+        print(f"{name:22} {means_ms[name]:7.3f} ms a submission, mean of {SUBMISSIONS}", flush=True)
+    added_ms = means_ms["hook, 1 k workloads"] - means_ms["empty script"]
+    growth = means_ms["hook, 1 M workloads"] / means_ms["hook, 1 k workloads"]
+    print(f"the hook adds {added_ms:.3f} ms to the empty script (limit {LIMIT_MS}); 1 M / 1 k workloads: {growth:.2f}")
+    prepare(testbed, pristine, 1_000)
+    lost, wall_s, tagged = concurrent(testbed)
+    print(f"{SUBMISSIONS} submissions from {CLIENTS} clients: {lost} lost, {tagged} tagged, {wall_s:.0f} s")
+    return {
+        "mean_ms": means_ms,
+        "added_ms": added_ms,
+        "growth": growth,
+        "lost": lost,
+        "tagged": tagged,
+        "wall_s": wall_s,
+    }
+
+
+def prepare(testbed: Testbed, script: str | None, workloads: int) -> None:
+    """A fresh slurmctld without jobs, with this job_submit.lua (None: without the plugin)."""
+    reset(testbed)
+    conf = testbed.layout.slurm_conf
+    keys = {"JobSubmitPlugins": "lua" if script else "", "CliFilterPlugins": "", "MaxJobCount": "20000"}
+    conf.write_text(with_keys(conf.read_text(), keys))
+    ours = testbed.layout.gpushare_conf
+    ours.write_text(with_keys(ours.read_text(), {"HeartbeatSeconds": "3600"}))
+    (testbed.layout.etc / "job_submit.lua").write_text(script or EMPTY_SCRIPT)
+    write_hook_file(testbed.layout.gpushare / "hook.sqlite", workloads)
+    testbed.run(["sh", "-c", "printf '#!/bin/sh\\ntrue\\n' > ~/job.sh"], user=USER)
+    testbed.restart("slurmctld")
+
+
+def write_hook_file(path: Path, workloads: int) -> None:
+    path.unlink(missing_ok=True)
+    letters = str.maketrans("0189", "abcd")
+    with closing(sqlite3.connect(path)) as file, file:
+        file.executescript("PRAGMA synchronous=OFF; BEGIN;" + (resource_dir("sql") / "hook.sql").read_text())
+        file.execute("INSERT INTO workload VALUES (?, ?, 2, 4000)", (TOKEN, pwd.getpwnam(USER).pw_uid))
+        rows = ((f"gs-{index:020d}".translate(letters), 1, 1, 4000) for index in range(workloads))
+        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, ?)", rows)
+        file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
+
+
+def submit_many(testbed: Testbed, count: int) -> None:
+    loop = LOOP.format(count=count, token=TOKEN)
+    testbed.run(["sh", "-c", loop], user=USER, cwd=testbed.layout.home / USER, timeout_s=900)
+
+
+def mean_submit_ms(testbed: Testbed) -> float:
+    """From slurmctld's own statistics, so that clients and network are left out."""
+    submit_many(testbed, 20)  # warm: the script is loaded, the file open
+    testbed.run(["sdiag", "--reset"])
+    submit_many(testbed, SUBMISSIONS)
+    text = testbed.run(["sdiag"]).stdout
+    found = re.search(r"REQUEST_SUBMIT_BATCH_JOB\s*\(\s*\d+\)\s*count:(\d+)\s*ave_time:(\d+)\s*total_time:(\d+)", text)
+    if found is None or int(found[1]) < SUBMISSIONS:
+        sys.exit(f"bench: error: sdiag does not count the submissions:\n{text}")
+    return int(found[3]) / int(found[1]) / 1000
+
+
+def concurrent(testbed: Testbed) -> tuple[int, float, int]:
+    """Jobs lost, wall time, jobs with a tag."""
+    start = time.monotonic()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(lambda _: submit_many(testbed, SUBMISSIONS // CLIENTS), range(CLIENTS)))
+    wall_s = time.monotonic() - start
+    jobs = testbed.run(["scontrol", "show", "job", "-o"], timeout_s=120).stdout
+    return SUBMISSIONS - jobs.count("JobState=PENDING"), wall_s, jobs.count("AdminComment=GS1:c=2")
