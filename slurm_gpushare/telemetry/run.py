@@ -20,7 +20,7 @@ from slurm_gpushare.telemetry.record import (
 )
 from slurm_gpushare.telemetry.stats import Summaries
 
-# The card's own utilisation is an average over up to a second: so long it still shows a neighbour that has left.
+# Utilisation is an average over up to a second: so long after a neighbour came or went it is neither this nor that.
 _SETTLE_S = 1.0
 
 
@@ -95,7 +95,9 @@ class Run:
         self._profile_alone_s = self._profile_shared_s = self._alone_s = self._shared_s = 0.0
         self._neighbours: dict[int, float] = {}
         self._mem_total_mib: float | None = None
-        self._since_shared_s = _SETTLE_S
+        self._peak_mem_mib: float | None = None
+        self._was_shared: bool | None = None
+        self._since_change_s = _SETTLE_S
 
     @property
     def profile_s(self) -> float:
@@ -106,19 +108,24 @@ class Run:
     ) -> None:
         """Take one reading that stands for the last `elapsed_s` seconds. It counts while the job is on the card."""
         share = Share(sample, owns, neighbours)
-        self._since_shared_s = 0.0 if share.shared else self._since_shared_s + elapsed_s
         self._mem_total_mib = sample.mem_total_mib or self._mem_total_mib
         if share.undecided or not share.present:
             return
-        values = activity(sample, share, settled=self._since_shared_s >= _SETTLE_S)
+        changed = self._was_shared is not None and self._was_shared is not share.shared
+        self._was_shared = share.shared
+        self._since_change_s = 0.0 if changed else self._since_change_s + elapsed_s
+        settled = self._since_change_s >= _SETTLE_S
+        values = activity(sample, share, settled=settled)
         self.latest = values
+        if (mem_mib := values.get("gpu_mem_mib")) is not None:
+            self._peak_mem_mib = max(mem_mib, self._peak_mem_mib or 0.0)
+        if settled:
+            (self._shared if share.shared else self._alone).add(values)
         if share.shared:
-            self._shared.add(values)
             self._shared_s += elapsed_s
             for job_id in neighbours:
                 self._neighbours[job_id] = self._neighbours.get(job_id, 0.0) + elapsed_s
         else:
-            self._alone.add(values)
             self._alone_s += elapsed_s
         if self.closed is Closed.OPEN:
             self._profile.add(values)
@@ -168,15 +175,14 @@ class Run:
     def _features(self) -> Features:
         util, access = self._profile.get("gpu_util_pct"), self._profile.get("mem_access_pct")
         mem = self._profile.get("gpu_mem_pct")
-        # Memory decides whether two jobs fit at all, so its peak is taken over the whole run, not the profile.
-        peaks = [stat.max for stats in (self._alone, self._shared) if (stat := stats.get("gpu_mem_mib"))]
         return Features(
             mgup=_max(util),
             mgmap=_max(mem),
             mgtsamp=_max(access),
             gpu_util_mean_pct=_mean(util),
             mem_access_mean_pct=_mean(access),
-            mem_used_mib=max(peaks, default=None),
+            # It decides whether two jobs fit at all, so its peak is taken over the whole run, not the profile.
+            mem_used_mib=self._peak_mem_mib,
             mem_total_mib=self._mem_total_mib,
         )
 

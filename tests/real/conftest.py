@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.confs import with_keys
 from slurm_gpushare.testbed.layout import Shape
 from slurm_gpushare.testbed.reset import reset
 
@@ -47,3 +48,16 @@ def testbed(testbed_session: Testbed) -> Testbed:
     """2 nodes x 2 GPUs x 2 shards, idle and configured as new."""
     reset(testbed_session)
     return testbed_session
+
+
+@pytest.fixture
+def raw_shards(testbed: Testbed) -> Iterator[None]:
+    """Lets tests place jobs by hand, which is the helper's privilege elsewhere; also undoes what they set themselves.
+
+    gpushare.conf is put back here, so that the next reset finds it unchanged and need not restart slurmctld.
+    """
+    conf = testbed.layout.gpushare_conf
+    pristine = conf.read_text()
+    conf.write_text(with_keys(pristine, {"RawShards": "allow"}))
+    yield
+    conf.write_text(pristine)

@@ -49,9 +49,11 @@ def test_shared_only_the_job_s_own_processes_count() -> None:
 
 
 def test_activity_alone_and_shared_is_kept_apart() -> None:
-    record = run_of(ALONE, SHARED, SHARED, neighbours=(7,)).record(Kind.INTERIM, 1010.0)
+    at_the_change = card(95, 55, own=(4096, 60, 30), other=(8192, 20, 10))
+    record = run_of(ALONE, at_the_change, SHARED, SHARED, neighbours=(7,)).record(Kind.INTERIM, 1010.0)
     assert record.alone.stats["proc_sm_pct"].mean == 60
-    assert record.shared.stats["proc_sm_pct"].mean == 45
+    assert record.shared.stats["proc_sm_pct"].max == 45, "the second in which the neighbour came is neither"
+    assert (record.alone_s, record.shared_s) == (1, 3)
     assert parse_record(record.to_json()) == record
 
 

@@ -1,0 +1,105 @@
+"""What the telemetry tests have in common: jobs of known demand, and the records that come of them."""
+
+from __future__ import annotations
+
+import pwd
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_gpushare.telemetry.record import Kind, Record, parse_record
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.confs import with_keys
+from slurm_gpushare.testbed.jobs import submit
+
+CLOSE = 3.0  # points
+SHARD = "--gres=shard:v100_{gpu}:1"
+
+
+def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def workload(util: float = 50, access: float = 20, mem_mib: int = 2048, work_s: float = 5, epochs: int = 1) -> str:
+    return (
+        f"python -m slurm_gpushare.testbed.workload --gpu-util {util} --mem-access {access} --mem-mib {mem_mib} "
+        f"--work-s {work_s} --epochs {epochs}"
+    )
+
+
+def start(testbed: Testbed, script: str, *options: str, gpu: int = 0, node: str = "gpu0", user: str = "games") -> int:
+    home = testbed.layout.home / user
+    return submit(
+        testbed, script, SHARD.format(gpu=gpu), f"--nodelist={node}", "--output=%j.out", *options, user=user, cwd=home
+    )
+
+
+def output(testbed: Testbed, job: int, user: str = "games") -> str:
+    return (testbed.layout.home / user / f"{job}.out").read_text()
+
+
+def open_credential(testbed: Testbed, path: Path) -> tuple[int, Record] | None:
+    """Whose record it is, and the record; None if the file has just been replaced."""
+    done = testbed.run(["unmunge", f"--input={path}"], check=False)
+    header, _, payload = done.stdout.partition("\n\n")
+    found = re.search(r"^UID:.*\((\d+)\)", header, re.MULTILINE)
+    return (int(found.group(1)), parse_record(payload)) if found else None
+
+
+def spooled(testbed: Testbed, kind: Kind) -> list[tuple[int, Record]]:
+    suffix = "f" if kind is Kind.FINAL else "i"
+    paths = (testbed.layout.gpushare / "spool" / "incoming").glob(f"*-{suffix}.rec")
+    return [found for path in paths if (found := open_credential(testbed, path))]
+
+
+def final_records(testbed: Testbed, count: int = 1, timeout_s: float = 30.0) -> dict[int, Record]:
+    """Final records by job, once there are `count`."""
+    incoming = testbed.layout.gpushare / "spool" / "incoming"
+    until(lambda: len(list(incoming.glob("*-f.rec"))) >= count, timeout_s)
+    return {record.job_id: record for _, record in spooled(testbed, Kind.FINAL)}
+
+
+def node_dir(testbed: Testbed, node: str = "gpu0") -> Path:
+    return testbed.layout.gpushare / "state" / "nodes" / node
+
+
+def log(testbed: Testbed, node: str = "gpu0") -> str:
+    path = node_dir(testbed, node) / "sampler.log"
+    return path.read_text() if path.exists() else ""
+
+
+def hook_script(
+    testbed: Testbed, name: str, job: int, gpus: str = "0", **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the node's prolog or epilog by hand, as slurmd would."""
+    env = {
+        "SLURM_JOB_ID": str(job), "SLURMD_NODENAME": "gpu0", "SLURM_JOB_GPUS": gpus, "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_JOB_UID": str(pwd.getpwnam("games").pw_uid),
+    }  # fmt: skip
+    script = testbed.layout.etc / f"{name}.sh"
+    return subprocess.run([script], env={**env, **changes}, capture_output=True, text=True, timeout=20, check=False)
+
+
+def assert_features(record: Record, mgup: float, mgmap: float, mgtsamp: float) -> None:
+    assert record.features.mgup == pytest.approx(mgup, abs=CLOSE)
+    assert record.features.mgmap == pytest.approx(mgmap, abs=CLOSE)
+    assert record.features.mgtsamp == pytest.approx(mgtsamp, abs=CLOSE)
+
+
+def configure(testbed: Testbed, **changes: str) -> None:
+    """Set keys of gpushare.conf, which prologs and samplers read anew for each job."""
+    path = testbed.layout.gpushare_conf
+    path.write_text(with_keys(path.read_text(), changes))
+
+
+def samplers(testbed: Testbed) -> list[int]:
+    """Live samplers of this testbed, by what the prologs wrote."""
+    pids = [int(path.read_text().split()[0]) for path in node_dir(testbed).parent.glob("*/jobs/*")]
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]

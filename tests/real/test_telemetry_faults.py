@@ -1,0 +1,186 @@
+"""Prolog, epilog and sampler when they run twice, too early, or beside something that is broken."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from telemetry_bed import (
+    CLOSE,
+    assert_features,
+    configure,
+    final_records,
+    hook_script,
+    log,
+    node_dir,
+    samplers,
+    spooled,
+    start,
+    until,
+    workload,
+)
+
+from slurm_gpushare.telemetry.record import Kind
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.emulator.node import set_fault
+from slurm_gpushare.testbed.jobs import wait_for
+
+pytestmark = pytest.mark.usefixtures("raw_shards")
+
+
+def test_prolog_and_epilog_may_run_twice(testbed: Testbed) -> None:
+    assert hook_script(testbed, "prolog", 900001).returncode == 0
+    [pid] = samplers(testbed)
+    assert hook_script(testbed, "prolog", 900001).returncode == 0
+    assert samplers(testbed) == [pid]
+    until(lambda: list((testbed.layout.gpushare / "spool" / "incoming").glob("*-i.rec")))
+    for _ in range(2):
+        assert hook_script(testbed, "epilog", 900001).returncode == 0
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    assert list(final_records(testbed)) == [900001]
+    left = [path for path in node_dir(testbed).rglob("*") if path.is_file()]
+    assert [path.name for path in left] == ["sampler.log"]
+
+
+def test_an_epilog_before_the_sampler_is_up_costs_no_record(testbed: Testbed) -> None:
+    hook_script(testbed, "prolog", 900002)
+    hook_script(testbed, "epilog", 900002)
+    assert final_records(testbed)[900002].features.mgup is None
+
+
+def test_a_requeued_job_is_measured_anew(testbed: Testbed) -> None:
+    job = start(testbed, workload(40, 10, 1024, work_s=30), "--requeue")
+    until(lambda: spooled(testbed, Kind.INTERIM))
+    testbed.run(["scontrol", "requeue", str(job)])
+    wait_for(testbed, job, ["PENDING"])
+    # Slurm itself waits two minutes; 22.05 runs no second prolog for a job that starts anew within a second.
+    testbed.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2seconds"])
+    wait_for(testbed, job, ["RUNNING"])
+    until(lambda: spooled(testbed, Kind.INTERIM))
+    testbed.run(["scancel", str(job)])
+    until(lambda: len(spooled(testbed, Kind.FINAL)) == 2)
+    runs = {record.run_id for _, record in spooled(testbed, Kind.FINAL)}
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("another partition", {"SLURM_JOB_PARTITION": "other"}),
+        ("no GPU", {"SLURM_JOB_GPUS": ""}),
+        ("no job id", {"SLURM_JOB_ID": ""}),
+        ("a job id that is none", {"SLURM_JOB_ID": "../../etc"}),
+        ("a node name that is none", {"SLURMD_NODENAME": "../x"}),
+        ("GPUs that are none", {"SLURM_JOB_GPUS": "GPU-1234,$(touch x)"}),
+    ],
+)
+def test_what_is_not_ours_is_left_alone(testbed: Testbed, what: str, changes: dict[str, str]) -> None:
+    for name in ("prolog", "epilog"):
+        done = hook_script(testbed, name, 900003, **changes)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), what
+    assert list((testbed.layout.gpushare / "state").rglob("*/jobs/*")) == []
+
+
+def test_a_sampler_outlives_its_slurmd_s_restart(testbed: Testbed) -> None:
+    job = start(testbed, workload(40, 10, 1024, work_s=8))
+    until(lambda: spooled(testbed, Kind.INTERIM))
+    testbed.restart("slurmd-gpu0")
+    assert_features(final_records(testbed)[job], 40, 6.25, 10)
+
+
+def test_both_sharers_are_in_dcgm_s_job_mapping(testbed: Testbed) -> None:
+    mapping = testbed.layout.gpushare / "dcgm"
+    configure(testbed, DcgmJobMappingDir=str(mapping))
+    mapping.mkdir()
+    (mapping / "1").write_text("4242\n")  # somebody else's line
+    first = start(testbed, "sleep 60", gpu=1)
+    second = start(testbed, "sleep 60", gpu=1)
+    until(lambda: sorted((mapping / "1").read_text().split()) == sorted(["4242", str(first), str(second)]))
+    testbed.run(["scancel", str(first)])
+    until(lambda: (mapping / "1").read_text().split() == ["4242", str(second)])
+    testbed.run(["scancel", str(second)])
+    until(lambda: (mapping / "1").read_text() == "4242\n")
+
+
+@pytest.mark.parametrize("fault", ["* hang", "nvmlDeviceGetUtilizationRates hang", "* 15", "nvmlInit 9"])
+def test_a_broken_nvml_costs_numbers_and_nothing_else(testbed: Testbed, fault: str) -> None:
+    set_fault(testbed.layout.emu, "gpu0", fault)
+    job = start(testbed, workload(work_s=3))
+    wait_for(testbed, job, ["COMPLETED"])
+    record = final_records(testbed)[job]
+    assert record.features.mgup is None
+    assert record.profile.stats["job_processes"].max >= 1
+    assert log(testbed).count("without GPU numbers") == 1
+
+
+def test_an_nvml_that_hung_for_a_while_is_used_again(testbed: Testbed) -> None:
+    set_fault(testbed.layout.emu, "gpu0", "nvmlDeviceGetMemoryInfo hang 3")
+    job = start(testbed, workload(40, 10, 1024, work_s=60))
+    until(lambda: "has not answered" in log(testbed))
+    set_fault(testbed.layout.emu, "gpu0", "none 0")
+    until(lambda: "answers again" in log(testbed))
+    until(lambda: any((record.features.mgup or 0) > 37 for _, record in spooled(testbed, Kind.INTERIM)))
+    testbed.run(["scancel", str(job)])
+    assert final_records(testbed)[job].features.mgup == pytest.approx(40, abs=CLOSE)
+
+
+def test_no_nvml_at_all(testbed: Testbed) -> None:
+    library = testbed.layout.lib / "libnvidia-ml.so.1"
+    hidden = library.with_suffix(".hidden")
+    library.rename(hidden)
+    try:
+        job = start(testbed, "sleep 3")
+        wait_for(testbed, job, ["COMPLETED"])
+        record = final_records(testbed)[job]
+    finally:
+        hidden.rename(library)
+    assert (record.gpu_model, record.features.mgup) == (None, None)
+
+
+@pytest.fixture
+def full_disk(testbed: Testbed) -> Iterator[Path]:
+    """A spool with no room left."""
+    path = testbed.layout.gpushare / "full"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", path], check=False)
+    if mounted.returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        (path / "incoming").mkdir()
+        (path / "filler").write_bytes(bytes(40_000))
+        with (path / "filler").open("ab", buffering=0) as file:
+            try:
+                while file.write(bytes(1024)):
+                    pass
+            except OSError:
+                pass
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_a_full_disk_costs_no_job_and_a_record_waits_for_room(testbed: Testbed, full_disk: Path) -> None:
+    configure(testbed, SpoolDir=str(full_disk))
+    job = start(testbed, workload(work_s=3))
+    wait_for(testbed, job, ["COMPLETED"])
+    until(lambda: "No space left" in log(testbed))
+    assert list((full_disk / "incoming").iterdir()) == []
+    (full_disk / "filler").unlink()
+    until(lambda: list((full_disk / "incoming").glob(f"gpu0-{job}-*-f.rec")))
+
+
+@pytest.mark.parametrize("state_dir", ["/proc/nowhere", "/dev/null/x"])
+def test_a_state_directory_that_cannot_be_costs_no_job(testbed: Testbed, state_dir: str) -> None:
+    configure(testbed, StateDir=state_dir)
+    job = start(testbed, "exit 0")
+    wait_for(testbed, job, ["COMPLETED"])
+
+
+def test_a_broken_configuration_costs_no_job(testbed: Testbed) -> None:
+    with testbed.layout.gpushare_conf.open("a") as file:
+        file.write("nonsense\n")
+    job = start(testbed, "exit 0")
+    wait_for(testbed, job, ["COMPLETED"])
+    until(lambda: "nonsense" in log(testbed))
