@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import intern
 
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.hostlist import expand
@@ -96,13 +97,13 @@ def _accounted(row: dict[str, str]) -> AccountedJob:
     return AccountedJob(
         raw_id=values.integer(row["JobIDRaw"]) or 0,
         key=row["JobID"].strip(),
-        cluster=row["Cluster"].strip(),
+        cluster=intern(row["Cluster"].strip()),
         uid=-1 if uid is None else uid,
-        user=values.text(row["User"]),
-        account=values.text(row["Account"]),
-        partition=row["Partition"].strip(),
-        qos=values.text(row["QOS"]),
-        state=(row["State"].split() or [""])[0],
+        user=intern(values.text(row["User"])),
+        account=intern(values.text(row["Account"])),
+        partition=intern(row["Partition"].strip()),
+        qos=intern(values.text(row["QOS"])),
+        state=intern((row["State"].split() or [""])[0]),
         submit_s=values.integer(row["Submit"]) or 0,
         eligible_s=values.integer(row["Eligible"]),
         start_s=values.integer(row["Start"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import product
 
 _BRACKET = re.compile(r"\[([^\]]*)\]")
@@ -30,6 +31,7 @@ def _numbers(ranges: str) -> Iterable[str]:
             yield str(number).zfill(len(first))
 
 
+@lru_cache(maxsize=4096)
 def expand(expression: str) -> tuple[str, ...]:
     """The names that an expression stands for, in its order."""
     names: list[str] = []

@@ -128,5 +128,5 @@ def test_no_comment_can_shift_a_column() -> None:
 
 
 def test_an_answer_of_another_shape_is_an_error() -> None:
-    with pytest.raises(SlurmError, match="rows of 2"):
-        rows("1~x~2~x~3~x~\n", ("a", "b"), "~x~")
+    with pytest.raises(SlurmError, match="1 of 2 fields"):
+        list(rows("1~x~2~x~3~x~\n", ("a", "b"), "~x~"))
