@@ -19,7 +19,10 @@ def asked_token(comment: str) -> str | None:
 
 
 def adoptions(
-    jobs: Iterable[Job], partitions: Collection[str], cluster_of: Callable[[str, int], int | None]
+    jobs: Iterable[Job],
+    partitions: Collection[str],
+    shards_per_gpu: int,
+    cluster_of: Callable[[str, int], int | None],
 ) -> list[tuple[Job, Change]]:
     """Tags for untagged jobs that opted in and ask for exactly one GPU on one node, so that their telemetry counts.
 
@@ -31,9 +34,15 @@ def adoptions(
         token = asked_token(job.comment) if job.tag is None and job.comment.startswith("gpushare:") else None
         if token is None or job.het or not set(job.partitions) & set(partitions) or not (job.pending or job.running):
             continue
-        if job.num_nodes != 1 or sum(gres.count for gres in job.gres if gres.name == "gpu") != 1:
+        if job.num_nodes != 1 or not _one_card(job, shards_per_gpu):
             continue
         cluster = cluster_of(token, job.uid)
         tag = Tag(probe=cluster is None, cluster=cluster, token=token)
         found.append((job, Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)})))
     return found
+
+
+def _one_card(job: Job, shards_per_gpu: int) -> bool:
+    """One GPU, or what one GPU becomes before 23.11.5: all shards of a card."""
+    asked = [gres for gres in job.gres if gres.count]
+    return len(asked) == 1 and (asked[0].name, asked[0].count) in {("gpu", 1), ("shard", shards_per_gpu)}

@@ -131,7 +131,9 @@ class Helper:
             profile = profiles.get(token)
             return profile.cluster if profile and profile.owner_uid == uid else None
 
-        for job, change in adoptions(view.jobs.values(), self.config.partitions, cluster_of):
+        for job, change in adoptions(
+            view.jobs.values(), self.config.partitions, self.config.shards_per_gpu, cluster_of
+        ):
             applied = self._apply(job, change, "tag", report)
             if applied.outcome is Outcome.DONE:
                 self._decisions.append(explain.noted(job, "tagged", view.now_s))

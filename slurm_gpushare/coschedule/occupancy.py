@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from slurm_gpushare.slurm.gres import Usage, type_index
+from slurm_gpushare.slurm.gres import Usage, parse_gres, type_index
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 
@@ -81,8 +81,23 @@ def _holdings(job: Job, node: Node) -> dict[int, Holding]:
     return named
 
 
-def _untyped(job: Job, name: str) -> int:
-    return sum(gres.count for gres in job.gres if gres.name == name and type_index(gres.type) is None)
+def _vague(job: Job, shards_per_gpu: int) -> tuple[int, bool]:
+    """Whole cards that the job has on each of its nodes without naming them, and whether it has a part of one.
+
+    All shards of a card, untyped, are a whole card: what a request for one GPU becomes before 23.11.5.
+    """
+    cards = 0
+    part = False
+    for gres in job.gres:
+        if type_index(gres.type) is not None:
+            continue
+        if gres.name == "gpu":
+            cards += gres.count // max(1, job.num_nodes) if parse_gres(job.per_job) else gres.count
+        elif gres.name == "shard" and gres.count:
+            whole = shards_per_gpu and gres.count % shards_per_gpu == 0
+            cards += gres.count // shards_per_gpu if whole else 0
+            part |= not whole
+    return cards, part
 
 
 def occupancy(nodes: Iterable[Node], jobs: Iterable[Job]) -> Mapping[Card, CardUse]:
@@ -110,23 +125,25 @@ def occupancy(nodes: Iterable[Node], jobs: Iterable[Job]) -> Mapping[Card, CardU
 
 def _seat(node: Node, uses: dict[int, CardUse], jobs: list[Job]) -> None:
     """Put the node's running jobs on its cards; mark what stays unexplained."""
-    vague_gpus: list[Job] = []
-    vague_shards = False
+    nameless: list[Job] = []
+    parts = False
+    shards_per_gpu = max((use.shards_total for use in uses.values()), default=0)
     for job in sorted(jobs, key=lambda job: (job.start_s or 0, job.raw_id)):
         named = _holdings(job, node)
         for index, holding in named.items():
             if index in uses:
                 uses[index].holders.append(holding)
         if not named:
-            vague_shards |= bool(_untyped(job, "shard"))
-            vague_gpus += [job] * (_untyped(job, "gpu") // max(1, job.num_nodes))
-    usage = node.usage
-    unclaimed = [index for index in sorted(usage.whole) if index in uses and not uses[index].holders]
-    certain = len(set(map(id, vague_gpus))) <= 1
-    for index, job in zip(unclaimed, vague_gpus, strict=False):
+            cards, part = _vague(job, shards_per_gpu)
+            nameless += [job] * cards
+            parts |= part
+    in_use = node.usage.whole | node.usage.shards.keys()
+    unclaimed = [index for index in sorted(in_use) if index in uses and not uses[index].holders]
+    certain = len({job.key for job in nameless}) <= 1 and not parts
+    for index, job in zip(unclaimed, nameless, strict=False):
         uses[index].holders.append(Holding(job, uses[index].shards_total, whole=True, exact=certain))
     for index, use in uses.items():
-        use.stranger = _unexplained(index, use, usage, vague_shards)
+        use.stranger = _unexplained(index, use, node.usage, parts)
 
 
 def _unexplained(index: int, use: CardUse, usage: Usage, vague_shards: bool) -> bool:

@@ -51,6 +51,14 @@ def test_shards_asked_for_by_hand_block_the_cards_they_may_be_on() -> None:
     assert exact[Card("n0", 1)].stranger
 
 
+def test_all_shards_without_a_type_are_a_whole_card() -> None:
+    used = "gpu:v100_0:0(IDX:N/A),shard:v100_0:0(IDX:N/A),shard:v100_1:1(IDX:1)"
+    use = occupancy([node(used=used, release=OLD)], [running("7", "n0", "gres:shard:2")])
+    assert [(holding.job.key, holding.whole) for holding in use[Card("n0", 1)].holders] == [("7", True)]
+    assert not use[Card("n0", 1)].stranger
+    assert use[Card("n0", 0)].free
+
+
 def test_a_card_in_use_by_nobody_we_see_is_not_free() -> None:
     use = occupancy([node(used="gpu:v100_0:1(IDX:0)")], [])
     assert use[Card("n0", 0)].stranger
