@@ -44,8 +44,10 @@ class Placements:
             if not (job.pending and job.tag and job.tag.placed):
                 self._sent.pop(job.key, None)
                 continue
+            # A requeued job keeps the place that it had; one that we placed again since is in `_sent`.
+            requeued = job.restarts > 0 and job.key not in self._sent
             sent = self._sent.setdefault(job.key, Sent(now_s, job.restarts))
-            why = self._why(job, sent, nodes, now_s)
+            why = "it was requeued" if requeued else self._why(job, sent, nodes, now_s)
             if why:
                 back.append((job, why))
         for key in [key for key in self._sent if key not in present]:

@@ -1,0 +1,133 @@
+"""The helper on a testbed, in this process: known workloads, ticks, jobs that opted in."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.coschedule.daemon import Daemon
+from slurm_gpushare.coschedule.helper import TickReport
+from slurm_gpushare.coschedule.occupancy import Card
+from slurm_gpushare.slurm.gres import type_index
+from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.known import KnownProfile, enter_profiles
+from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.jobs import submit
+from slurm_gpushare.testbed.processes import wait_until
+
+TOKENS = [f"gs-{letter * 20}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+SLEEP = "exec sleep 600"
+
+
+class Site:
+    """A testbed whose users' workloads are known, with a helper that ticks when told to."""
+
+    def __init__(self, testbed: Testbed, duration_s: float = 600.0) -> None:
+        self.testbed = testbed
+        self.config: Config = load_config(testbed.layout.etc / "gpushare.conf")
+        self.store = Store.create(self.config.store_url)
+        profiles = [KnownProfile(t, 0, "V100", 2000, 16384, i % 3, duration_s) for i, t in enumerate(TOKENS)]
+        enter_profiles(self.store, profiles)
+        self.beat()
+
+    def lease(self, seconds: int) -> None:
+        """Let leases last long enough for a test to look around."""
+        path = self.testbed.layout.etc / "gpushare.conf"
+        path.write_text(re.sub(r"LeaseSeconds=\d+", f"LeaseSeconds={seconds}", path.read_text()))
+        self.config = load_config(path)
+
+    def index(self, job: str) -> int:
+        """A GPU index that the job can be sent to: before 23.11 the one that it was given at submission."""
+        with self.environment():
+            (found,) = connect().jobs([job])
+        return type_index(found.shard.type) or 0 if found.shard else 1
+
+    def block(self, cards: Iterable[Card]) -> None:
+        """Strangers take these cards whole."""
+        strangers = [self.plain(f"--gres=gpu:v100_{card.index}:1", f"--nodelist={card.node}") for card in cards]
+        self.wait_running(strangers)
+
+    def beat(self) -> None:
+        """Say that a helper is alive, so that the hook makes jobs shareable."""
+        HookFile(self.config.hook_file).sync(self.store)
+
+    @contextmanager
+    def environment(self) -> Iterator[None]:
+        """Slurm commands of this process go to the testbed."""
+        with patch.dict(os.environ, self.testbed.env):
+            yield
+
+    def daemon(self, policy: str | None = None, **settings: object) -> Daemon:
+        config = replace(self.config, **settings)  # type: ignore[arg-type]
+        with self.environment():
+            return Daemon(config, connect(), self.store, policy=policy)
+
+    def tick(self, policy: str | None = None, **settings: object) -> TickReport:
+        """One tick of a helper that was just started."""
+        daemon = self.daemon(policy, **settings)
+        with self.environment():
+            return daemon.once()
+
+    def jobs(self) -> dict[str, Job]:
+        with self.environment():
+            return {job.key: job for job in connect().jobs()}
+
+    def submit(self, token: int, *options: str, script: str = SLEEP, gres: str = "--gres=gpu:1") -> str:
+        """A job that opted in, by the number of its token."""
+        common = (gres, "--mem=100", "--output=/dev/null", f"--comment=gpushare:{TOKENS[token]}")
+        return str(submit(self.testbed, script, *common, *options))
+
+    def plain(self, *options: str, script: str = SLEEP) -> str:
+        """A job that did not."""
+        return str(submit(self.testbed, script, "--mem=100", "--output=/dev/null", *options))
+
+    def wait_running(self, keys: Sequence[str], timeout_s: float = 20) -> None:
+        def running() -> bool:
+            jobs = self.jobs()
+            return all(key in jobs and jobs[key].running for key in keys)
+
+        assert wait_until(running, timeout_s), self.picture()
+
+    def picture(self) -> str:
+        """Queue and nodes, for a failed assertion."""
+        columns = "jobid:6,state:11,reason:24,tres-per-node:0 ,reqnodes:0 ,nodelist:0 ,admin_comment:0"
+        asked = (["squeue", "-a", "-O", columns], ["sinfo", "-N", "-O", "nodelist:8,statecomplete:24,gresused:0"])
+        return "\n".join(self.testbed.run(command).stdout for command in asked)
+
+    @contextmanager
+    def process(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """``gpushare backfill`` as a process of its own."""
+        HookFile(self.config.hook_file).beat(0)
+        command = [sys.executable, "-m", "slurm_gpushare", "backfill", *options]
+        with (self.testbed.dir / "log" / "backfill.log").open("ab") as log:
+            process = subprocess.Popen(command, env=os.environ | self.testbed.env, stderr=log, stdout=log)
+        try:
+            assert wait_until(self.alive, 60), "the helper does not come up"
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+
+    def alive(self) -> bool:
+        return time.time() - (HookFile(self.config.hook_file).heartbeat_s() or 0) < 30
+
+
+def original(job: Job) -> bool:
+    """Whether a pending job is as its owner asked for it."""
+    if job.tag is None or job.tag.original is None:
+        return False
+    asked = [str(gres) for gres in job.gres if gres.count]
+    return asked == [job.tag.original] and not job.tag.placed and job.wanted_nodes == (job.tag.nodes or "")
