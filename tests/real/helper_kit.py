@@ -84,6 +84,11 @@ class Site:
         with self.environment():
             return {job.key: job for job in connect().jobs()}
 
+    def ended(self, keys: Sequence[str]) -> dict[str, Job]:
+        """Jobs that may have ended, with their times."""
+        with self.environment():
+            return {job.key: job for job in connect().jobs(keys)}
+
     def submit(self, token: int, *options: str, script: str = SLEEP, gres: str = "--gres=gpu:1") -> str:
         """A job that opted in, by the number of its token."""
         common = (gres, "--mem=100", "--output=/dev/null", f"--comment=gpushare:{TOKENS[token]}")
