@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from emulated import NODE, Asker, EmulatedNode
+
+from slurm_gpushare.testbed.emulator import build_library, create_node
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,3 +50,23 @@ def empty_store(url: str) -> None:
             if table is not schema_version:
                 connection.execute(table.delete())
         connection.execute(counter.insert().values(name="writer", value=0))
+
+
+@pytest.fixture(scope="session")
+def nvml_lib_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the emulated libnvidia-ml.so.1."""
+    return build_library(tmp_path_factory.mktemp("lib")).parent
+
+
+@pytest.fixture(scope="session")
+def nvml_asker(nvml_lib_dir: Path) -> Iterator[Asker]:
+    asker = Asker(nvml_lib_dir)
+    yield asker
+    asker.close()
+
+
+@pytest.fixture
+def emulated_node(tmp_path: Path, nvml_lib_dir: Path, nvml_asker: Asker) -> EmulatedNode:
+    """A node with two idle emulated V100s."""
+    create_node(tmp_path / "emu", NODE, 2)
+    return EmulatedNode(tmp_path / "emu", nvml_lib_dir, nvml_asker)
