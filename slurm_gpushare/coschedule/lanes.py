@@ -23,6 +23,8 @@ Bools = NDArray[np.bool_]
 
 POD_LANES = 128
 """Lanes matched exactly at once. A larger cluster is dealt to several pods, which keeps the plan near-linear."""
+HARM = 0.5
+"""Weight of a resident's delay against a guest's own time: the budget bounds the one, nothing but this the other."""
 ROUNDS = 4
 """How often what the pods left over is dealt again."""
 
@@ -204,7 +206,7 @@ def _worth(stay: Floats, delay: Floats, d: Floats, ok: Bools, settings: PolicySe
     if settings.objective == "saving":
         worth = np.maximum(d - delay, 1e-6)
     else:
-        cost = stay + delay
+        cost = stay + HARM * delay
         worth = (min(ok.shape) + 1) * cost[ok].max() - cost
     return np.where(ok, worth, 0.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from slurm_gpushare.coschedule.expect import from_history_s
 from slurm_gpushare.simulate.workload import Bools, Floats, Ints, Workload
 
 MODES = ("known", "limit", "history")
@@ -22,23 +23,24 @@ class Durations:
         self.limit_s: Floats = work.duration_s * factor
         self.expected_s: Floats = work.duration_s.copy() if mode == "known" else limit_use * self.limit_s
         self.only_limit: Bools = np.full(work.jobs, mode != "known")
-        self._sum_log = np.zeros(self._kinds)
-        self._count = np.zeros(self._kinds)
+        self._limit_use = limit_use
+        self._count, self._sum, self._sum_squares = (np.zeros(self._kinds) for _ in range(3))  # of log durations
 
     def ended(self, job: int) -> None:
         """Take in how long `job` took."""
         if self.mode == "history":
-            kind = self._profile[job]
-            self._sum_log[kind] += np.log(self._duration_s[job])
+            kind, log_s = self._profile[job], float(np.log(self._duration_s[job]))
             self._count[kind] += 1
+            self._sum[kind] += log_s
+            self._sum_squares[kind] += log_s * log_s
 
     def arrived(self, jobs: Ints) -> None:
-        """Say what is expected of jobs just submitted, from their token's earlier runs where there are any."""
+        """Say what is expected of jobs just submitted, from their token's earlier runs where there are some."""
         if self.mode != "history":
             return
+        jobs = jobs[self._count[self._profile[jobs]] > 1]
         kinds = self._profile[jobs]
-        seen = self._count[kinds] > 0
-        typical = np.exp(self._sum_log[kinds[seen]] / self._count[kinds[seen]])
-        known = jobs[seen]
-        self.expected_s[known] = np.minimum(typical, self.limit_s[known])
-        self.only_limit[known] = False
+        mean = self._sum[kinds] / self._count[kinds]
+        scatter = np.sqrt(np.maximum(self._sum_squares[kinds] / self._count[kinds] - mean**2, 0.0))
+        self.expected_s[jobs] = from_history_s(np.exp(mean), scatter, self.limit_s[jobs], self._limit_use)
+        self.only_limit[jobs] = False

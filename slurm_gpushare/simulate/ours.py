@@ -190,6 +190,8 @@ class Gpushare(Policy):
 
 
 def oracle(work: Workload, seed: int = 0, options: Options | None = None) -> Gpushare:
-    """The best we know of with true rates and durations: shortest first for whole GPUs too."""
-    settings = replace((options or Options()).settings, objective="completion")
+    """The best we know of with true rates and durations: shortest first for whole GPUs too, and wider promises."""
+    settings = replace(
+        (options or Options()).settings, objective="completion", resident_budget_pct=50.0, guest_cap_pct=100.0
+    )
     return Gpushare(work, seed, Options("oracle", "known", "sjf", settings))
