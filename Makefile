@@ -1,5 +1,7 @@
 # Every target installs what it needs first; a second run installs nothing.
 PY := .venv/bin/python
+# The tests have jobs of ordinary users, who must be able to read this checkout.
+READABLE := scripts/readable.sh
 export OMP_NUM_THREADS := 1
 
 .PHONY: help demo test check lint test-versions paper bench reference setup clean
@@ -19,13 +21,13 @@ lint: setup ## ruff and mypy --strict
 	$(PY) -m mypy
 
 check: lint ## lint, types and unit tests: for daily work, under a minute
-	$(PY) -m pytest -q tests/unit
+	$(READABLE) $(PY) -m pytest -q tests/unit
 
 test: lint ## all tests, on a real Slurm
-	$(PY) -m pytest -q tests
+	$(READABLE) $(PY) -m pytest -q tests
 
 test-versions: setup ## the real-Slurm tests on Slurm 22.05, 24.11 and 26.05
-	for suite in bookworm trixie forky; do $(PY) -m pytest -q tests/real --slurm $$suite || exit 1; done
+	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/real --slurm $$suite || exit 1; done
 
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench
