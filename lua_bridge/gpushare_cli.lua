@@ -76,14 +76,18 @@ local function gpus_in(text, option)
   return tonumber(item:match("(%d+)$") or "1")
 end
 
+local function is_set(value)
+  return value ~= nil and value ~= "" and value ~= "unset"
+end
+
 local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task", "gres" }
 
 -- What a step of a job with `shards` must ask for instead: {option = value}, or nil if it can stay as it is.
 function M.step_options(get, shards)
-  local wanted, asks = {}, false
+  local wanted = {}
   for _, option in ipairs(GPU_OPTIONS) do
     local value = get(option)
-    if value and value ~= "" and value ~= "unset" then
+    if is_set(value) then
       local count = gpus_in(value, option)
       if count == nil then
         if option == "gres" then
@@ -95,13 +99,16 @@ function M.step_options(get, shards)
         return nil
       else
         wanted[option] = ""
-        asks = true
       end
     end
   end
-  local bind = get("gpu-bind")
-  if asks and bind and bind ~= "" and bind ~= "unset" then
-    wanted["gpu-bind"] = "none" -- there is one GPU to bind to
+  -- There is one GPU to bind to, and 26.05 hides it from a step that binds shards as if they were GPUs. 22.05 has no
+  -- --tres-bind; later releases keep both options' value there.
+  local bind = get("tres-bind")
+  if is_set(bind) and bind:find("gpu", 1, true) then
+    wanted["tres-bind"] = "gres/shard:none"
+  elseif is_set(get("gpu-bind")) then
+    wanted["gpu-bind"] = "none"
   end
   wanted.gres = "shard:" .. shards
   return wanted

@@ -72,6 +72,8 @@ def step(hook: LuaHook, options: dict[str, str]) -> dict[str, str] | None:
         ({"gres": "gres/gpu:v100:1"}, {}),
         ({"gres": "gpu"}, {}),
         ({"gpus": "1", "gpu-bind": "closest"}, {"gpus": "", "gpu-bind": "none"}),
+        ({"gpus": "1", "gpu-bind": "x", "tres-bind": "gres/gpu:x"}, {"gpus": "", "tres-bind": "gres/shard:none"}),
+        ({"tres-bind": "gres/gpu:per_task:1"}, {"tres-bind": "gres/shard:none"}),
     ],
 )
 def test_step_that_wants_the_jobs_gpu_gets_its_shards(
