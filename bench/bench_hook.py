@@ -6,21 +6,22 @@ Then 2,000 submissions from 8 clients at once: none may be lost.
 from __future__ import annotations
 
 import json
+import os
 import pwd
 import re
 import sqlite3
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.confs import with_keys
 from slurm_gpushare.testbed.layout import Shape
-from slurm_gpushare.testbed.reset import reset
 
 USER = "games"
 TOKEN = "gs-" + "k" * 20
@@ -39,56 +40,51 @@ done
 
 
 def main(out: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as scratch:
-        Path(scratch).chmod(0o755)
-        testbed = Testbed(Path(scratch) / "testbed").up(Shape(nodes=2, gpus=2, shards=2), accounting=False)
-        try:
-            result = measure(testbed)
-        finally:
-            testbed.down(purge=True)
-    (out / "hook.json").write_text(json.dumps(result, indent=2) + "\n")
-
-
-def measure(testbed: Testbed) -> dict[str, object]:
-    pristine = (testbed.layout.etc / "job_submit.lua").read_text()
-    means_ms: dict[str, float] = {}
-    for name, script, workloads in (
+    scripts = (
         ("no plugin", None, 0),
         ("empty script", EMPTY_SCRIPT, 0),
-        ("hook, 1 k workloads", pristine, 1_000),
-        ("hook, 1 M workloads", pristine, 1_000_000),
-    ):
-        prepare(testbed, script, workloads)
-        means_ms[name] = mean_submit_ms(testbed)
+        ("hook, 1 k workloads", "", 1_000),
+        ("hook, 1 M workloads", "", 1_000_000),
+    )
+    means_ms: dict[str, float] = {}
+    for name, script, workloads in scripts:
+        with fresh(script, workloads) as testbed:
+            means_ms[name] = mean_submit_ms(testbed)
         print(f"{name:22} {means_ms[name]:7.3f} ms a submission, mean of {SUBMISSIONS}", flush=True)
     added_ms = means_ms["hook, 1 k workloads"] - means_ms["empty script"]
     growth = means_ms["hook, 1 M workloads"] / means_ms["hook, 1 k workloads"]
     print(f"the hook adds {added_ms:.3f} ms to the empty script (limit {LIMIT_MS}); 1 M / 1 k workloads: {growth:.2f}")
-    prepare(testbed, pristine, 1_000)
-    lost, wall_s, tagged = concurrent(testbed)
-    print(f"{SUBMISSIONS} submissions from {CLIENTS} clients: {lost} lost, {tagged} tagged, {wall_s:.0f} s")
-    return {
-        "mean_ms": means_ms,
-        "added_ms": added_ms,
-        "growth": growth,
-        "lost": lost,
-        "tagged": tagged,
-        "wall_s": wall_s,
-    }
+    with fresh("", 1_000) as testbed:
+        lost, wall_s, tagged = concurrent(testbed)
+    print(f"{SUBMISSIONS} submissions from {CLIENTS} clients at once: {lost} lost, {tagged} tagged, {wall_s:.0f} s")
+    result = {"mean_ms": means_ms, "added_ms": added_ms, "growth": growth}
+    result |= {"lost": lost, "tagged": tagged, "wall_s": wall_s, "load_average": os.getloadavg()[1]}
+    (out / "hook.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
-def prepare(testbed: Testbed, script: str | None, workloads: int) -> None:
-    """A fresh slurmctld without jobs, with this job_submit.lua (None: without the plugin)."""
-    reset(testbed)
-    conf = testbed.layout.slurm_conf
-    keys = {"JobSubmitPlugins": "lua" if script else "", "CliFilterPlugins": "", "MaxJobCount": "20000"}
-    conf.write_text(with_keys(conf.read_text(), keys))
-    ours = testbed.layout.gpushare_conf
-    ours.write_text(with_keys(ours.read_text(), {"HeartbeatSeconds": "3600"}))
-    (testbed.layout.etc / "job_submit.lua").write_text(script or EMPTY_SCRIPT)
-    write_hook_file(testbed.layout.gpushare / "hook.sqlite", workloads)
-    testbed.run(["sh", "-c", "printf '#!/bin/sh\\ntrue\\n' > ~/job.sh"], user=USER)
-    testbed.restart("slurmctld")
+@contextmanager
+def fresh(script: str | None, workloads: int) -> Iterator[Testbed]:
+    """A new Slurm with this job_submit.lua (None: without the plugin; empty: the hook's own).
+
+    New each time: before every call of a Lua script slurmctld makes a table of all jobs that it still remembers.
+    """
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as scratch:
+        Path(scratch).chmod(0o755)
+        testbed = Testbed(Path(scratch) / "testbed").up(Shape(nodes=2, gpus=2, shards=2), accounting=False)
+        try:
+            conf = testbed.layout.slurm_conf
+            keys = {"JobSubmitPlugins": "" if script is None else "lua", "CliFilterPlugins": ""}
+            conf.write_text(with_keys(conf.read_text(), keys))
+            ours = testbed.layout.gpushare_conf
+            ours.write_text(with_keys(ours.read_text(), {"HeartbeatSeconds": "3600"}))
+            if script:
+                (testbed.layout.etc / "job_submit.lua").write_text(script)
+            write_hook_file(testbed.layout.gpushare / "hook.sqlite", workloads)
+            testbed.run(["sh", "-c", "printf '#!/bin/sh\\ntrue\\n' > ~/job.sh"], user=USER)
+            testbed.restart("slurmctld")
+            yield testbed
+        finally:
+            testbed.down(purge=True)
 
 
 def write_hook_file(path: Path, workloads: int) -> None:
