@@ -1,0 +1,316 @@
+"""The rules of the plan, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurm_gpushare.coschedule.plan import plan
+from slurm_gpushare.coschedule.settings import PolicySettings
+from slurm_gpushare.coschedule.snapshot import (
+    DurationSource,
+    Gpu,
+    How,
+    Node,
+    Occupant,
+    PendingJob,
+    Placement,
+    Plan,
+    Snapshot,
+)
+from slurm_gpushare.knowledge.rates import RateTable
+
+NOW = 1_000_000.0
+SETTINGS = PolicySettings()
+
+
+class Flat:
+    """Every rate is the same; `low` is the pessimistic end."""
+
+    def __init__(self, mean: float = 0.8, low: float | None = None) -> None:
+        self.mean, self.low = mean, mean if low is None else low
+
+    def rates(self, victims: Sequence[str], neighbours: Sequence[str]) -> RateTable:
+        shape = (len(victims), len(neighbours))
+        return RateTable(np.full(shape, self.mean), np.full(shape, self.low))
+
+    def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None:
+        raise AssertionError("the plan never learns")
+
+
+def running(job_id: str = "r", **changes: Any) -> Occupant:
+    """A resident of 10 000 s that has run for 1000."""
+    usual = Occupant(
+        job_id,
+        "gs-r",
+        cluster=2,
+        user="ann",
+        account="physics",
+        mem_used_mib=8000,
+        start_s=NOW - 1000,
+        limit_s=30_000,
+        expected_s=10_000,
+        expected_source=DurationSource.HISTORY,
+    )
+    return replace(usual, **changes)
+
+
+def pending(job_id: str = "p", **changes: Any) -> PendingJob:
+    """A short job that fits everywhere."""
+    usual = PendingJob(
+        job_id,
+        "gs-p",
+        cluster=0,
+        user="bob",
+        account="biology",
+        mem_used_mib=4000,
+        cpus=4,
+        node_mem_mib=1000,
+        limit_s=600,
+        expected_s=300,
+        expected_source=DurationSource.HISTORY,
+        eligible_s=NOW - 60,
+    )
+    return replace(usual, **changes)
+
+
+def card(*occupants: Occupant, node: str = "n1", index: int = 0, **changes: Any) -> Gpu:
+    return replace(Gpu(node, index, "v100", 16_000, occupants=tuple(occupants)), **changes)
+
+
+def decide(
+    gpus: Sequence[Gpu],
+    jobs: Sequence[PendingJob],
+    nodes: Sequence[Node] = (Node("n1", 32, 100_000),),
+    knowledge: Flat | None = None,
+    settings: PolicySettings = SETTINGS,
+    **changes: Any,
+) -> Plan:
+    snapshot = Snapshot(NOW, tuple(gpus), {node.name: node for node in nodes}, tuple(jobs), mean_duration_s=2000.0)
+    return plan(replace(snapshot, **changes), knowledge or Flat(), settings)
+
+
+def places(got: Plan) -> dict[str, tuple[str, int, How]]:
+    return {p.job_id: (p.node, p.index, p.how) for p in got.placements}
+
+
+def only(got: Plan) -> Placement:
+    assert len(got.placements) == 1, got
+    return got.placements[0]
+
+
+BESIDE_RESIDENT = {"p": ("n1", 0, How.BESIDE)}
+NOWHERE: dict[str, tuple[str, int, How]] = {}
+
+
+def test_an_idle_card_is_taken_before_anything_is_shared() -> None:
+    got = decide([card(running()), card(index=1)], [pending()])
+    assert places(got) == {"p": ("n1", 1, How.ALONE)}
+
+
+def test_a_short_job_joins_a_resident_and_the_plan_says_why() -> None:
+    placement = only(decide([card(running())], [pending()]))
+    assert (placement.how, placement.partner_job_id) == (How.BESIDE, "r")
+    reasons = placement.reasons
+    assert reasons.guest_isd_pct == pytest.approx(25)
+    assert reasons.shared_s == pytest.approx(375)
+    assert reasons.resident_isd_pct == pytest.approx(0.75)  # 20 % of 375 s, of a run of 10 000 s
+    assert reasons.gain_s is not None
+    assert reasons.gain_s > 0
+
+
+def test_two_pending_jobs_may_go_to_one_card_together() -> None:
+    got = decide([card()], [pending("a", expected_s=5000, limit_s=9000), pending("b")])
+    assert places(got) == {"a": ("n1", 0, How.ALONE), "b": ("n1", 0, How.TOGETHER)}
+
+
+def test_whole_cards_go_in_priority_order() -> None:
+    jobs = [pending("high", expected_s=9000, limit_s=9900), pending("low", expected_s=10_000, limit_s=10_000)]
+    assert places(decide([card()], jobs))["high"] == ("n1", 0, How.ALONE)
+
+
+def test_an_idle_card_is_left_to_a_job_of_others_that_ranks_higher() -> None:
+    other = pending("other", token=None)
+    got = decide([card()], [other, pending()])
+    assert places(got) == NOWHERE
+    assert [left.job_id for left in got.left] == ["p"]
+    assert places(decide([card()], [pending(), other])) == {"p": ("n1", 0, How.ALONE)}
+
+
+@pytest.mark.parametrize(
+    "resident",
+    [
+        pytest.param({"token": None}, id="did not opt in"),
+        pytest.param({"whole": True}, id="holds the whole card"),
+        pytest.param({"mem_used_mib": 12_000}, id="memory of both with headroom does not fit"),
+        pytest.param({"mem_used_mib": None}, id="memory unknown"),
+        pytest.param({"max_isd_pct": 0.0}, id="its owner wants no slow-down"),
+        pytest.param({"lost_s": 990.0, "expected_s": 4000.0}, id="past guests have used its budget"),
+        pytest.param({"expected_s": 1010.0}, id="ends so soon that waiting is better"),
+        pytest.param({"limit_s": 10_300.0}, id="would pass its time limit less the margin"),
+    ],
+)
+def test_nobody_joins_a_resident_that(resident: dict[str, Any]) -> None:
+    assert places(decide([card(running(**resident))], [pending()])) == NOWHERE
+
+
+@pytest.mark.parametrize(
+    "guest",
+    [
+        pytest.param({"expected_s": 6100, "limit_s": 20_000}, id="is long: over three mean durations"),
+        pytest.param({"limit_s": 390}, id="would pass its time limit"),
+        pytest.param({"mem_used_mib": None}, id="has no memory profile"),
+        pytest.param({"max_isd_pct": 20.0}, id="asked for less slow-down than it would get"),
+        pytest.param({"cpus": 33}, id="needs more CPUs than the node has"),
+        pytest.param({"node_mem_mib": 100_001}, id="needs more memory than the node has"),
+        pytest.param({"features": frozenset(["a100"])}, id="wants a feature that is not there"),
+        pytest.param({"partitions": frozenset(["other"])}, id="is of another partition"),
+        pytest.param({"nodes_wanted": frozenset(["n2"])}, id="wants another node"),
+        pytest.param({"nodes_excluded": frozenset(["n1"])}, id="excludes the node"),
+        pytest.param({"reservation": "course"}, id="belongs to a reservation elsewhere"),
+        pytest.param({"eligible": False}, id="is held"),
+        pytest.param({"gpus": 2}, id="wants two GPUs"),
+    ],
+)
+def test_no_half_for_a_job_that(guest: dict[str, Any]) -> None:
+    assert places(decide([card(running())], [pending(**guest)])) == NOWHERE
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param({"usable": False}, id="drained"),
+        pytest.param({"reservation": "course"}, id="reserved"),
+        pytest.param({"reserved_from_s": NOW + 599}, id="reserved before the job's limit ends"),
+    ],
+)
+def test_a_node_is_left_alone_when(node: dict[str, Any]) -> None:
+    nodes = [replace(Node("n1", 32, 100_000), **node)]
+    assert places(decide([card(running())], [pending()], nodes)) == NOWHERE
+    assert places(decide([card()], [pending()], nodes)) == NOWHERE
+
+
+def test_a_card_in_exclusive_process_mode_is_never_shared() -> None:
+    assert places(decide([card(running(), exclusive_process=True)], [pending()])) == NOWHERE
+    assert only(decide([card(exclusive_process=True)], [pending()])).how is How.UNSHARED
+
+
+def test_at_most_two_a_card() -> None:
+    full = card(running("r1"), running("r2"))
+    assert places(decide([full], [pending()])) == NOWHERE
+
+
+def test_a_guest_is_never_slowed_by_more_than_the_cap() -> None:
+    assert places(decide([card(running())], [pending()], knowledge=Flat(0.66))) == NOWHERE
+    assert places(decide([card(running())], [pending()], knowledge=Flat(0.67))) == BESIDE_RESIDENT
+
+
+def test_promises_are_kept_on_the_pessimistic_rate() -> None:
+    long = pending(expected_s=3000, limit_s=9000)
+    assert places(decide([card(running())], [long], knowledge=Flat(0.8))) == BESIDE_RESIDENT
+    assert places(decide([card(running())], [long], knowledge=Flat(0.8, low=0.5))) == NOWHERE
+
+
+def test_an_uncertain_guest_is_tried_where_even_the_worst_fits_the_budget() -> None:
+    unsure = Flat(0.65, low=0.4)
+    assert only(decide([card(running())], [pending(limit_s=2000)], knowledge=unsure)).reasons.explored
+    # 25 % of 10 000 s is 2500 s; at rate 0.2 a guest costs four times its duration.
+    assert only(decide([card(running())], [pending(expected_s=620, limit_s=2000)], knowledge=unsure)).reasons.explored
+    assert places(decide([card(running())], [pending(expected_s=630, limit_s=2000)], knowledge=unsure)) == NOWHERE
+
+
+def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_could_use_the_card() -> None:
+    resident = running(limit_s=12_000)  # 11 000 s are left
+    long_limit = pending(limit_s=11_001)
+    higher = pending("higher", token=None, gpus=4)
+    elsewhere = replace(higher, partitions=frozenset(["other"]))
+    assert places(decide([card(resident)], [higher, long_limit])) == NOWHERE
+    assert places(decide([card(resident)], [higher, replace(long_limit, limit_s=11_000)])) == BESIDE_RESIDENT
+    assert places(decide([card(resident)], [long_limit, higher])) == BESIDE_RESIDENT
+    assert places(decide([card(resident)], [elsewhere, long_limit])) == BESIDE_RESIDENT
+
+
+@pytest.mark.parametrize(("across", "who"), [("account", {"account": "physics"}), ("user", {"user": "ann"})])
+def test_share_across(across: str, who: dict[str, str]) -> None:
+    settings = replace(SETTINGS, share_across=across)
+    assert places(decide([card(running())], [pending()], settings=settings)) == NOWHERE
+    assert places(decide([card(running())], [pending(**who)], settings=settings)) == BESIDE_RESIDENT
+
+
+def test_two_that_broke_a_promise_never_meet_again() -> None:
+    got = decide([card(running())], [pending()], never_together=frozenset([("gs-p", "gs-r")]))
+    assert places(got) == NOWHERE
+
+
+def test_time_limits_bind_unless_the_site_extends_them() -> None:
+    tight = pending(limit_s=310)
+    assert places(decide([card(running())], [tight])) == NOWHERE
+    extending = replace(SETTINGS, extend_time_limit=True)
+    assert places(decide([card(running())], [tight], settings=extending)) == BESIDE_RESIDENT
+
+
+def test_half_of_a_limit_is_what_a_job_without_history_is_expected_to_use() -> None:
+    unknown = pending(expected_s=600, limit_s=600, expected_source=DurationSource.LIMIT)
+    assert only(decide([card(running())], [unknown])).reasons.shared_s == pytest.approx(375)
+
+
+def test_a_job_that_waited_long_is_served_first() -> None:
+    jobs = [pending("new", expected_s=9000), pending("old", expected_s=9000, eligible_s=NOW - 2 * 86_400)]
+    assert places(decide([card()], jobs))["old"] == ("n1", 0, How.ALONE)
+
+
+def test_a_job_whose_owner_wants_no_slow_down_gets_all_of_a_card() -> None:
+    got = decide([card(), card(index=1)], [pending("a", max_isd_pct=0.0), pending("b"), pending("c")])
+    assert places(got)["a"] == ("n1", 0, How.UNSHARED)
+    assert places(got)["b"] == ("n1", 1, How.ALONE)
+    assert places(got).get("c", ("n1", 1, How.TOGETHER))[1] == 1
+
+
+def test_cpus_of_a_node_are_given_out_once() -> None:
+    gpus = [card(running("r1")), card(running("r2"), index=1)]
+    got = decide(gpus, [pending("a"), pending("b")], [Node("n1", 7, 100_000)])
+    assert len(got.placements) == 1
+
+
+def test_as_many_guests_as_gain_get_a_half() -> None:
+    """First fit would give the roomy card to the first job and leave the second without."""
+    roomy, full = running("roomy", mem_used_mib=1000), running("full", mem_used_mib=9000)
+    small, large = pending("small", mem_used_mib=2000, expected_s=200), pending("large", mem_used_mib=9000)
+    got = decide([card(roomy), card(full, index=1)], [small, large])
+    assert places(got) == {"small": ("n1", 1, How.BESIDE), "large": ("n1", 0, How.BESIDE)}
+
+
+def test_jobs_left_to_slurm_are_told_why() -> None:
+    got = decide([card(running())], [pending(expected_s=9000, limit_s=20_000)])
+    assert got.left[0].why == "waits for a whole GPU: too long (9000 s) for a second half, where 6000 s are the most"
+
+
+def test_policies_by_name() -> None:
+    gpus = [card(running("heavy", cluster=2), index=0), card(running("light", cluster=0), index=1)]
+    jobs = [pending("p", cluster=2, expected_s=9000, limit_s=20_000)]
+
+    def how(policy: str) -> dict[str, tuple[str, int, How]]:
+        return places(decide(gpus, jobs, knowledge=Flat(0.6), settings=replace(SETTINGS, policy=policy)))
+
+    assert how("off") == NOWHERE
+    assert how("gpushare") == NOWHERE
+    assert how("fcfs") == {"p": ("n1", 0, How.BESIDE)}
+    assert how("paper") == {"p": ("n1", 1, How.BESIDE)}
+    assert how("random")["p"][2] is How.BESIDE
+
+
+def test_an_empty_cluster_and_an_empty_queue() -> None:
+    assert decide([], [pending()]).placements == ()
+    assert decide([card(running())], []) == Plan()
+
+
+def test_many_tokens_are_planned_in_blocks() -> None:
+    gpus = [card(running(f"r{i}", token=f"gs-r{i}"), index=i) for i in range(600)]
+    jobs = [pending(f"p{i}", token=f"gs-p{i}") for i in range(700)]
+    got = decide(gpus, jobs, [Node("n1", 10**6, 10**9)])
+    assert len(got.placements) == 600
+    assert len({placement.index for placement in got.placements}) == 600
