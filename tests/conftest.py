@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no measured data in {path}: set GPUSHARE_DATA")
     return path
+
+
+def pytest_configure() -> None:
+    """Signals as in a terminal: a shell's background job, and so all that tests start, would ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

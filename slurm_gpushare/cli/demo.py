@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from slurm_gpushare.cli.output import Column, table
-from slurm_gpushare.cli.testbed import Steps
+from slurm_gpushare.cli.testbed import Steps, stop_on_sigterm
 from slurm_gpushare.testbed import demo as the_demo
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.layout import Shape
@@ -22,6 +22,7 @@ from slurm_gpushare.testbed.rootfs import SUITES
 def demo(suite: str | None, directory: Path) -> None:
     """Show jobs sharing GPUs on a throw-away Slurm."""
     steps = Steps()
+    stop_on_sigterm()
     testbed = Testbed(directory, steps).up(Shape(nodes=2, gpus=2, shards=2), suite=suite)
     try:
         _show(testbed, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -34,6 +35,11 @@ class Steps:
         click.echo(f"[{time.monotonic() - self._start:5.1f} s] {step}", err=True)
 
 
+def stop_on_sigterm() -> None:
+    """Clean up on SIGTERM as on Ctrl-C; also where a shell started us in the background, deaf to Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @click.group()
 def testbed() -> None:
     """A real throw-away Slurm with emulated V100s."""
@@ -49,6 +55,7 @@ def testbed() -> None:
 @_dir
 def up(nodes: int, gpus: int, shards: int, accounting: bool, suite: str | None, directory: Path) -> None:
     """Start a testbed."""
+    stop_on_sigterm()
     Testbed(directory, Steps()).up(Shape(nodes, gpus, shards), accounting=accounting, suite=suite)
     suffix = "" if directory == default_dir() else f" --dir {directory}"
     click.echo(f"Try: gpushare testbed run{suffix} -- sinfo")

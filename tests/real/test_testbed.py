@@ -91,10 +91,11 @@ def test_a_start_that_was_killed_is_cleaned_up_by_down(spare: Spare, moment: str
     assert nothing_left(spare)
 
 
-def test_an_interrupted_start_cleans_up_itself(spare: Spare) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_cleans_up_itself(spare: Spare, number: signal.Signals) -> None:
     up = subprocess.Popen(spare.up_argv, stderr=subprocess.DEVNULL)
     assert wait_until((spare.layout.run / "munged.pid").exists, 30)
-    up.send_signal(signal.SIGINT)
+    up.send_signal(number)
     assert up.wait(60) == 130
     assert nothing_left(spare)
 
