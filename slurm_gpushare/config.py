@@ -127,6 +127,8 @@ KEYS: tuple[Key, ...] = (
         "The small SQLite file that the submit hook reads. The helper keeps it up to date."),
     Key("SpoolDir", "spool_dir", _path, "/var/spool/gpushare",
         "Where compute nodes leave telemetry records for the helper: on a file system that nodes and controller share."),
+    Key("RecordsTo", "records_to", _choice("spool", "store"), "spool",
+        "Where nodes leave records: in SpoolDir, or straight in the database of StoreUrl where no file system is shared."),
     Key("MungeSocket", "munge_socket", _optional_path, "",
         "Socket of munged, by whose credentials records prove who made them. Empty: munge's own default."),
     Key("NodeUsers", "node_users", _names, "root",
@@ -178,6 +180,7 @@ class Config:
     store_url: str
     hook_file: Path
     spool_dir: Path
+    records_to: str
     munge_socket: Path | None
     node_users: tuple[str, ...]
     state_dir: Path

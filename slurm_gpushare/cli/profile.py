@@ -16,7 +16,7 @@ from slurm_gpushare.telemetry.command import CannotRun, Command
 from slurm_gpushare.telemetry.profile import EPOCH_FILE, allocation, epoch_file, sample_epoch, wait_to_the_end
 from slurm_gpushare.telemetry.record import Record
 from slurm_gpushare.telemetry.run import Identity
-from slurm_gpushare.telemetry.spool import write_record
+from slurm_gpushare.telemetry.spool import send_record
 from slurm_gpushare.tokens import TOKEN, TokenFile
 
 
@@ -67,7 +67,7 @@ def _measure(
     )
     line.clear()
     for record in records:
-        write_record(record, config.spool_dir, config.munge_socket)
+        send_record(record, config)
     line.say(_summary(records[0]))
 
 

@@ -80,10 +80,10 @@ def sample_epoch(
             if command.wait(left):
                 measurement.close_profile(Closed.EPOCH)
                 break
-        if command.ended:
-            measurement.close_profile(Closed.END)
-        elif os.path.lexists(epoch):
+        if os.path.lexists(epoch):
             measurement.close_profile(Closed.EPOCH)
+        elif command.ended:
+            measurement.close_profile(Closed.END)
         elif elapsed >= limit_s:
             measurement.close_profile(Closed.LIMIT)
     return measurement.records(Kind.FINAL)

@@ -21,10 +21,11 @@ from slurm_gpushare.telemetry.node_state import NodeState
 from slurm_gpushare.telemetry.processes import Members, cgroup_lister, scontrol_lister
 from slurm_gpushare.telemetry.record import Closed, Kind
 from slurm_gpushare.telemetry.run import Identity
-from slurm_gpushare.telemetry.spool import SpoolError, write_record
+from slurm_gpushare.telemetry.spool import SpoolError, send_record
 
 _END = (signal.SIGTERM, signal.SIGINT)
 _GONE_S = 300.0  # no process of the job for so long: its epilog has been missed
+_INTERIM_TO_STORE_S = 300.0
 _RETRY_S = 5.0
 _RETRIES = 24  # a final record waits two minutes for a spool that is full or away
 
@@ -59,8 +60,10 @@ class Sampler:
         """Sample until the epilog's signal, or until the job's processes have been gone for long."""
         measurement, config = self._measurement, self._config
         self._wait_for_pid_file()
-        last_seen = next_record = time.monotonic()
-        next_record += config.interim_s
+        # A record that goes straight to the database costs half a second of CPU, so those that can wait are fewer.
+        interim_s = config.interim_s if config.records_to == "spool" else max(config.interim_s, _INTERIM_TO_STORE_S)
+        last_seen = time.monotonic()
+        next_record = last_seen + interim_s
         while self._state.is_wanted(self._job_id):
             began = time.monotonic()
             measurement.step()
@@ -73,7 +76,7 @@ class Sampler:
             if measurement.profiling and self._state.epoch_is_over(self._job_id):
                 measurement.close_profile(Closed.EPOCH)
             if began >= next_record:
-                next_record = began + config.interim_s
+                next_record = began + interim_s
                 self._write(Kind.INTERIM)
             period = config.sample_s * (1 if measurement.profiling else AFTER_PROFILE)
             pause = began + min(period, config.interim_s) - time.monotonic()
@@ -92,7 +95,7 @@ class Sampler:
         """Spool a record for each card; False, and a line in the log, if one could not be."""
         try:
             for record in self._measurement.records(kind):
-                write_record(record, self._config.spool_dir, self._config.munge_socket)
+                send_record(record, self._config)
         except SpoolError as error:
             self._log(str(error))
             return False

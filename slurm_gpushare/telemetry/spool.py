@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
+from slurm_gpushare.config import Config
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.telemetry.record import Kind, Record
 
@@ -38,6 +40,21 @@ def seal(line: str, munge_socket: Path | None = None) -> str:
     if done.returncode != 0:
         raise SpoolError(f"munge: exit code {done.returncode}: {done.stderr.strip()[:200]}", "Is munged running?")
     return done.stdout
+
+
+def send_record(record: Record, config: Config) -> None:
+    """Leave the record where the site wants it: in the spool, or in the store's inbox."""
+    if config.records_to == "spool":
+        write_record(record, config.spool_dir, config.munge_socket)
+        return
+    credential = seal(record.to_json(), config.munge_socket)
+    argv = [sys.executable, "-m", "slurm_gpushare.store.deliver"]
+    try:
+        done = subprocess.run(argv, input=credential, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SpoolError(f"StoreUrl: {type(error).__name__}") from error
+    if done.returncode:
+        raise SpoolError(f"StoreUrl: {done.stderr.strip()[-300:]}")
 
 
 def write_record(record: Record, spool_dir: Path, munge_socket: Path | None = None) -> Path:

@@ -9,6 +9,7 @@ import pytest
 from telemetry_bed import (
     CLOSE,
     assert_features,
+    configure,
     final_records,
     output,
     spooled,
@@ -94,6 +95,17 @@ def test_a_record_counts_only_for_the_token_of_who_made_it(testbed: Testbed) -> 
     assert (profile.owner_uid, profile.gpu_model, profile.runs) == (pwd.getpwnam("games").pw_uid, "V100", 1)
     assert profile.features["mgup"] == pytest.approx(60, abs=CLOSE)
     assert profile.mem_used_mib == 4096
+
+
+def test_records_may_go_straight_to_the_database(testbed: Testbed) -> None:
+    testbed.run(["gpushare", "db", "migrate"])
+    configure(testbed, RecordsTo="store")
+    job = start(testbed, workload(60, 30, 4096, work_s=3))
+    wait_for(testbed, job, ["COMPLETED"])
+    with Store(f"sqlite:///{testbed.layout.gpushare}/store.sqlite") as store:
+        until(lambda: store.inbox.take(1))
+    assert ingest(testbed)["final"] == 1
+    assert list((testbed.layout.gpushare / "spool" / "incoming").iterdir()) == []
 
 
 def ingest(testbed: Testbed) -> dict[str, int]:

@@ -70,19 +70,19 @@ def places(body: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 BODY = json.loads(a_record().to_json())
 
 
-@pytest.mark.parametrize("place", places(BODY), ids=lambda place: ".".join(map(str, place)))
 @pytest.mark.parametrize("smuggled", [SECRET, {SECRET: 1}, [SECRET], True, -1, 1e300, None, "47 11"], ids=repr)
-def test_no_foreign_value_fits_anywhere(place: tuple[Any, ...], smuggled: Any) -> None:
-    body = json.loads(json.dumps(BODY))
-    target = body
-    for key in place[:-1]:
-        target = target[key]
-    target[place[-1]] = smuggled
-    if smuggled is None and (place == ("gpu_model",) or place[:-1] == ("features",)):
-        return  # what was not measured
-    with pytest.raises(RecordError) as refusal:
-        parse_record(json.dumps(body))
-    assert SECRET not in str(refusal.value)
+def test_no_foreign_value_fits_anywhere(smuggled: Any) -> None:
+    for place in places(BODY):
+        body = json.loads(json.dumps(BODY))
+        target = body
+        for key in place[:-1]:
+            target = target[key]
+        target[place[-1]] = smuggled
+        if smuggled is None and (place == ("gpu_model",) or place[:-1] == ("features",)):
+            continue  # what was not measured
+        with pytest.raises(RecordError) as refusal:
+            parse_record(json.dumps(body))
+        assert SECRET not in str(refusal.value), place
 
 
 @pytest.mark.parametrize("place", [place for place in places(BODY) if place[-1] in ("features", "profile", "stats")])
