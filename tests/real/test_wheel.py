@@ -1,0 +1,66 @@
+"""The built wheel, installed with pip away from the checkout, has everything that is not Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ("lua_bridge", "prolog", "share", "sql")
+SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "slurm_gpushare", *DATA)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory into which the wheel was installed. It is built from a copy: building leaves files behind."""
+    top = tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, top / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (top / "source").mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, top / "source" / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", top, top / "source"], check=True)
+    (wheel,) = top.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", top / "site", wheel], check=True)
+    return top / "site"
+
+
+def run(site: Path, *arguments: str) -> str:
+    """Python with the installed package first, run where no checkout is."""
+    env = os.environ | {"PYTHONPATH": str(site)}
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, cwd=site, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_wheel_has_every_file_of(site: Path, name: str) -> None:
+    code = f"from slurm_gpushare.resources import resource_dir as r; print(r('{name}'))"
+    found = Path(run(site, "-c", code).strip())
+    assert site in found.parents
+    wanted = {path.relative_to(ROOT / name) for path in (ROOT / name).rglob("*") if path.is_file()}
+    assert {path for path in wanted if "__pycache__" not in path.parts} <= {
+        path.relative_to(found) for path in found.rglob("*")
+    }
+
+
+def test_scripts_of_the_wheel_can_be_run(site: Path) -> None:
+    assert all(os.access(site / "slurm_gpushare" / "prolog" / name, os.X_OK) for name in ("prolog.sh", "epilog.sh"))
+
+
+def test_the_command_of_the_wheel_runs(site: Path) -> None:
+    assert "Commands:" in run(site, "-m", "slurm_gpushare", "--help")
+    assert (site / "bin" / "gpushare").exists()
+
+
+def test_the_emulated_gpu_is_built_from_the_wheel(site: Path, tmp_path: Path) -> None:
+    build = "from pathlib import Path; from slurm_gpushare.testbed.emulator import build_library; "
+    run(site, "-c", f"{build} build_library(Path('{tmp_path}'))")
+    assert (tmp_path / "libnvidia-ml.so.1").exists()
