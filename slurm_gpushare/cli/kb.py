@@ -196,3 +196,30 @@ def vars_of(item: Effect) -> dict[str, object]:
 
 def _source(victim: str, neighbour: str, rate: float, row: int) -> str:
     return f"import:{victim}:{neighbour}:{row}:{rate:.6f}"
+
+
+@kb.command("measure")
+@click.argument("workloads", type=_FILE)
+@click.option("--pairs", "count", default=10, show_default=True, type=click.IntRange(1), help="How many pairs to run.")
+@click.option("--out", required=True, type=_FILE, help="The pairs file to write, CSV; for 'kb import' or 'kb fit'.")
+@click.option("--gpu-model", default="V100", show_default=True, help="The GPU model that this card is.")
+def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
+    """Run WORKLOADS (CSV: token,command) alone and in pairs, and write the rates.
+
+    Run it inside an allocation of one whole GPU on an otherwise idle node; the commands must end by themselves. The
+    pairs of which least is known come first. Commands are neither kept nor written anywhere.
+    """
+    from slurm_gpushare.knowledge.files import write_rows
+    from slurm_gpushare.knowledge.learning import LearnedKnowledge
+    from slurm_gpushare.knowledge.measure import measure as run
+    from slurm_gpushare.knowledge.measure import read_candidates
+
+    if not out.parent.is_dir():
+        raise BadInput(f"{out}: no directory {out.parent}", "Make it first.")
+    candidates = read_candidates(workloads)
+    rows: list[tuple[object, ...]] = []
+    header = ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b")
+    for item in run(candidates, LearnedKnowledge(), count, lambda line: click.echo(line, err=True)):
+        rows.append((item.a, item.b, gpu_model, 1, f"{item.rate_a:.4f}", f"{item.rate_b:.4f}"))
+        write_rows(out, header, rows)  # after each pair: hours of measuring must not be lost
+    click.echo(f"{len(rows)} pairs; wrote {out}")

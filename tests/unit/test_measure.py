@@ -1,0 +1,66 @@
+"""Measuring pairs on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_gpushare.cli.kb import kb
+from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.knowledge.files import read_pairs
+from slurm_gpushare.knowledge.learning import LearnedKnowledge
+from slurm_gpushare.knowledge.measure import rates_of, read_candidates, widest_first
+
+
+def test_rates_from_ends_by_hand() -> None:
+    # a ends at 20 s; b ends at 35 s, so it did its last 15 s of work alone and the other 15 in the first 20 s
+    assert rates_of(10, 30, 20, 35) == pytest.approx((0.5, 0.75))
+    assert rates_of(10, 10, 10, 10) == (1.0, 1.0)
+    assert rates_of(30, 10, 35, 20) == pytest.approx((0.75, 0.5))
+
+
+def test_least_known_pairs_come_first() -> None:
+    knowledge = LearnedKnowledge()
+    for _ in range(5):
+        for pair in (("a", "b"), ("b", "a"), ("a", "a"), ("b", "b")):
+            knowledge.observe(*pair, 0.7)
+    order = widest_first(["a", "b", "c"], knowledge)
+    assert len(order) == 6
+    assert order[0] == ("c", "c")
+    assert set(order[:3]) == {("c", "c"), ("a", "c"), ("b", "c")}
+
+
+def test_commands_are_run_and_rates_written(tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text("token,command\ngs-a,sleep 0.1\ngs-b,sleep 0.2\n")
+    command = ["measure", str(tmp_path / "w.csv"), "--pairs", "9", "--out", str(tmp_path / "pairs.csv")]
+    result = CliRunner().invoke(kb, command, catch_exceptions=False)
+    assert "3 pairs" in result.output
+    pairs = read_pairs(tmp_path / "pairs.csv")
+    assert set(pairs.names) == {"gs-a", "gs-b"}
+    assert pairs.rate_a.min() > 0.5, "sleeping disturbs nobody"
+    assert "sleep" not in (tmp_path / "pairs.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("token,command\n", "no workloads"),
+        ("token,command\ngs-a,\n", "missing"),
+        ("token,command\ngs-a,true\ngs-a,true\n", "a token twice"),
+    ],
+)
+def test_bad_lists_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "w.csv").write_text(text)
+    with pytest.raises(BadInput, match=message):
+        read_candidates(tmp_path / "w.csv")
+
+
+def test_a_failing_command_stops_the_measurement(tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text("token,command\ngs-a,false\n")
+    with pytest.raises(GpushareError, match="gs-a: its command ended with 1"):
+        CliRunner().invoke(
+            kb, ["measure", str(tmp_path / "w.csv"), "--out", str(tmp_path / "p.csv")], catch_exceptions=False
+        )
+    assert not (tmp_path / "p.csv").exists()
