@@ -151,7 +151,7 @@ def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
     """The same on the V100 pairs, where there is no telemetry and all must be learned from observations."""
     rates = rate_table(pairs, tuple(pairs.names))
     known = np.isfinite(rates)
-    filled = np.where(known, rates, 0.05)  # pairs that do not fit together: nobody may gain by choosing them
+    filled = np.where(known, rates, 0.5)  # pairs that do not fit together run one after the other and save nothing
     contest = Contest(filled, 60)
     rng = np.random.default_rng(0)
     base = LearnedKnowledge()
@@ -163,7 +163,7 @@ def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
         for i, j in places[rng.integers(len(places), size=target - done)]:
             base.observe(pairs.names[i], pairs.names[j], float(rates[i, j] * np.exp(0.05 * rng.standard_normal())))
         done = target
-        mean = np.where(known, view.mean, 0.05)
+        mean = np.where(known, view.mean, 0.5)
         ps, isd = contest.score(packing_saving_pct(mean, mean.T))
         say(f"  {done:5d} {ps:6.2f} {isd:6.2f} {np.mean(rates[known] >= view.low[known]):6.3f}")
 

@@ -67,7 +67,7 @@ class Coefficients:
     @classmethod
     def prior(cls) -> Coefficients:
         """Before any data: sensitive is who is busy and bound by memory, and pressure grows faster than busy time."""
-        return cls(np.array([0.0, 0.4, 0.4, 1.4, 0.3]), np.diag(np.square([0.5, 0.1, 0.1, 0.1, 0.1])))
+        return cls(np.array([0.0, 0.3, 0.3, 1.5, 0.2]), np.diag(np.square([0.5, 0.05, 0.05, 0.05, 0.05])))
 
 
 @dataclass(frozen=True, slots=True)
