@@ -64,16 +64,20 @@ def marked_pids(directory: Path) -> set[int]:
     This finds what pid files cannot: job steps, samplers, and daemons whose `up` was killed
     between starting them and writing it down.
     """
-    mark = os.fsencode(f"{MARKER}={directory}")
-    found = set()
-    for pid in _all_pids() - _lineage():
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue  # it ended, or is the kernel's
-        if mark in environ.split(b"\0") and _stat(pid):
-            found.add(pid)
-    return found
+    return {pid for pid in _all_pids() - _lineage() if _is_marked(pid, directory) and _stat(pid)}
+
+
+def _is_marked(pid: int, directory: Path) -> bool:
+    process = Path(f"/proc/{pid}")
+    try:
+        if os.fsencode(f"{MARKER}={directory}") in (process / "environ").read_bytes().split(b"\0"):
+            return True
+        # slurmstepd writes its title over its environment, and belongs to no slurmd: its log tells whose it is.
+        if (process / "comm").read_text().strip() != "slurmstepd":
+            return False
+        return any(os.readlink(entry).startswith(f"{directory}/") for entry in (process / "fd").iterdir())
+    except OSError:
+        return False  # it ended, or is the kernel's
 
 
 def with_descendants(pids: Iterable[int]) -> set[int]:

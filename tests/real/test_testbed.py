@@ -17,7 +17,7 @@ from slurm_gpushare.testbed import confs
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.jobs import submit, wait_for
 from slurm_gpushare.testbed.layout import Layout, Shape
-from slurm_gpushare.testbed.processes import marked_pids, wait_until
+from slurm_gpushare.testbed.processes import marked_pids, start_ticks, wait_until
 
 GPUSHARE = [sys.executable, "-m", "slurm_gpushare"]
 
@@ -107,6 +107,19 @@ def test_down_ends_jobs_that_hide_from_it(spare: Spare) -> None:
     assert wait_until(lambda: len(_sleepers()) == 2, 20)
     spare.down(purge=True)
     assert not _sleepers()
+
+
+def test_no_job_step_outlives_down(spare: Spare) -> None:
+    spare.start()
+    wait_for(spare, submit(spare, "sleep 1000"), ["RUNNING"])
+
+    def steps() -> set[int]:
+        return {pid for pid in marked_pids(spare.dir) if Path(f"/proc/{pid}/comm").read_text() == "slurmstepd\n"}
+
+    assert wait_until(lambda: bool(steps()), 10)
+    before = steps()
+    spare.down(purge=True)
+    assert not [pid for pid in before if start_ticks(pid)]
 
 
 def _sleepers() -> list[str]:
