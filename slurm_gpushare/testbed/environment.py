@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.testbed.layout import MARKER, Layout
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -47,6 +47,11 @@ def user_command(
         entry = pwd.getpwnam(user)
     except KeyError:
         raise BadInput(f"testbed: no user '{user}' on this machine") from None
+    if closed := [path for path in Path(sys.prefix).parents if not path.stat().st_mode & 0o001]:
+        raise GpushareError(
+            f"testbed: {user} cannot run gpushare from {sys.prefix}: {closed[-1]} is closed to others",
+            "Install or clone it elsewhere, e.g. in /opt.",
+        )
     home = layout.home / user
     if not home.exists():
         home.mkdir()
