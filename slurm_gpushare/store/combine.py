@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from slurm_gpushare.telemetry.attributes import ACTIVITY, CARD, JOB
+from slurm_gpushare.telemetry.attributes import ATTRIBUTES
 from slurm_gpushare.telemetry.record import Features, Record
 
 Numbers = Mapping[str, float]
@@ -28,7 +28,15 @@ _MOSTLY = 0.9  # of the time measured, for a run to count as alone
 _MAD_TO_SD = 1.4826
 
 _CORE = tuple(field.name for field in fields(Features))
-_MEANS = {attribute.name: f"{attribute.name}_mean" for attribute in (*ACTIVITY, *CARD, *JOB)}
+# Of the other attributes, the means of those that tell workloads apart; all of them stay in the run's record.
+_MEANS = {
+    name: f"{name}_mean"
+    for name in (
+        "proc_sm_pct", "proc_mem_access_pct", "power_w", "power_pct", "sm_clock_mhz", "pcie_rx_mib_s", "pcie_tx_mib_s",
+        "job_cpu_pct", "job_threads", "job_rss_mib",
+    )
+}  # fmt: skip
+assert _MEANS.keys() <= ATTRIBUTES.keys()
 _PEAKS = ("mem_used_mib", "mgmap")
 
 # About the measurement, not about the workload: kept with the run, left out of the profile.
@@ -45,14 +53,12 @@ class Combined:
 
 
 def features_of(record: Record) -> dict[str, float]:
-    """What counts of a run: features, means of the attributes of job and card, how well it was measured.
-
-    What is about the node as a whole stays in the record: it says more about the neighbours than about the job.
-    """
+    """What counts of a run: the features, the means of some attributes, and how well it was measured."""
     core = {name: getattr(record.features, name) for name in _CORE}
     numbers = {name: value for name, value in core.items() if value is not None}
-    numbers.update((_MEANS[name], stat.mean) for name, stat in record.profile.stats.items() if name in _MEANS)
-    util = record.profile.stats.get("gpu_util_pct")
+    stats = record.profile.stats
+    numbers.update((mean, stats[name].mean) for name, mean in _MEANS.items() if name in stats)
+    util = stats.get("gpu_util_pct")
     numbers[SAMPLES] = util.n if util else 0
     numbers[MEASURED_S] = seconds = record.profile.seconds
     numbers[ALONE_PART] = record.profile.alone_s / seconds if seconds else 0.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
@@ -113,6 +113,16 @@ class Database:
             if sign in text.lower():
                 return StoreError(f"{self.where}: {what}", hint)
         return StoreError(f"{self.where}: {text}")
+
+
+def insert_many(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows that all have the same columns in the same order; past SQLAlchemy's work on each of them."""
+    if not rows:
+        return
+    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+    columns, marks = ", ".join(rows[0]), ", ".join([mark] * len(rows[0]))
+    statement = f"INSERT INTO {table.name} ({columns}) VALUES ({marks})"
+    connection.exec_driver_sql(statement, [tuple(row.values()) for row in rows])
 
 
 _KNOWN = (

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table, delete, select, update
 
 from slurm_gpushare.store import counters, schema
 from slurm_gpushare.store.combine import features_of
-from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.refine import uncount
 from slurm_gpushare.telemetry.record import Kind, Record
 
@@ -79,12 +79,12 @@ def insert_runs(connection: Connection, letters: Sequence[Letter]) -> None:
     if not letters:
         return
     letters = sorted(letters, key=lambda item: item.record.end_s)  # ids then follow time within a batch
-    connection.execute(schema.run.insert(), [_run_row(item) for item in letters])
+    insert_many(connection, schema.run, [_run_row(item) for item in letters])
     ids = _ids(connection, letters)
     details = [
         {"id": ids[item.run], "features": json.dumps(features_of(item.record)), "body": item.body} for item in letters
     ]
-    connection.execute(schema.run_detail.insert(), details)
+    insert_many(connection, schema.run_detail, details)
 
 
 def _newest(letters: Sequence[Letter], kind: Kind) -> Iterator[Letter]:
@@ -112,8 +112,7 @@ def _keep_finals(connection: Connection, letters: Sequence[Letter], known: dict[
     g = schema.ingested
     insert_runs(connection, letters)
     new = [item for item in letters if item.run not in known]
-    if new:
-        connection.execute(g.insert(), [_ingested_row(item) for item in new])
+    insert_many(connection, g, [_ingested_row(item) for item in new])
     for item in letters:
         if item.run in known:
             connection.execute(
@@ -143,8 +142,7 @@ def _keep_interims(connection: Connection, letters: Sequence[Letter]) -> int:
     for key in newer:
         if key in held:
             connection.execute(delete(i).where(i.c.job_id == key[0], i.c.node == key[1], i.c.gpu_index == key[2]))
-    if newer:
-        connection.execute(i.insert(), [_interim_row(item) for item in newer.values()])
+    insert_many(connection, i, [_interim_row(item) for item in newer.values()])
     return len(newer)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, func, select, upda
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
 from slurm_gpushare.store.counters import next_change
+from slurm_gpushare.store.database import insert_many
 from slurm_gpushare.store.workloads import touch
 
 _CHUNK = 200
@@ -188,7 +189,7 @@ def _save(connection: Connection, states: Mapping[_Key, _State], now_s: int) -> 
     p = schema.profile
     statement = delete(p).where(p.c.token == bindparam("b_token"), p.c.gpu_model == bindparam("b_model"))
     connection.execute(statement, [{"b_token": token, "b_model": gpu_model} for token, gpu_model in states])
-    connection.execute(p.insert(), [_row(key, state, now_s) for key, state in states.items()])
+    insert_many(connection, p, [_row(key, state, now_s) for key, state in states.items()])
     touch(connection, {token for token, _ in states})
 
 

@@ -43,8 +43,8 @@ class Profile:
     duration_s: float | None
     """Median time of a whole job alone; None where no such job was seen."""
     features: Mapping[str, float]
-    """mgup, mgmap, mgtsamp, gpu_util_mean_pct, mem_access_mean_pct, mem_used_mib, mem_total_mib and the means of the
-    job's and the card's other attributes (``power_w_mean``); what was not measured is absent."""
+    """mgup, mgmap, mgtsamp, gpu_util_mean_pct, mem_access_mean_pct, mem_used_mib, mem_total_mib and the means of
+    some other attributes (``power_w_mean``, see `combine`); what was not measured is absent."""
     scatter: Mapping[str, float]
     """How far the runs differ in mgup ... mem_total_mib, as a robust standard deviation; empty for a single run."""
     cluster: int | None
