@@ -21,8 +21,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-POD_LANES = 128
-"""Lanes matched exactly at once. A larger cluster is dealt to several pods, which keeps the plan near-linear."""
+POD = 64
+"""Guests or lanes, whichever are fewer, that are matched exactly at once. More of both are dealt to several pods, which
+keeps the plan near-linear."""
 HARM = 0.5
 """Weight of a resident's delay against a guest's own time: the budget bounds the one, nothing but this the other."""
 ROUNDS = 4
@@ -124,7 +125,7 @@ def fill_lanes(
     free = np.arange(len(lanes.kind))
     joins: list[Join] = []
     for _ in range(ROUNDS):
-        pods = -(-len(free) // POD_LANES)
+        pods = -(-min(len(guests), len(free)) // POD)
         now: list[Join] = []
         for pod in range(pods):  # dealt like cards, so that each pod sees a fair sample of jobs and lanes
             mine = slice(pod, None, pods)
