@@ -14,6 +14,11 @@ from slurm_gpushare.testbed.layout import MARKER, Layout
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def closed_directory() -> Path | None:
+    """The first directory on the way to this installation that only its owner can enter; /root is one."""
+    return next((path for path in reversed(Path(sys.prefix).parents) if not path.stat().st_mode & 0o001), None)
+
+
 def daemon_env(layout: Layout) -> dict[str, str]:
     """What every process of the testbed has in its environment."""
     return {
@@ -47,9 +52,9 @@ def user_command(
         entry = pwd.getpwnam(user)
     except KeyError:
         raise BadInput(f"testbed: no user '{user}' on this machine") from None
-    if closed := [path for path in Path(sys.prefix).parents if not path.stat().st_mode & 0o001]:
+    if closed := closed_directory():
         raise GpushareError(
-            f"testbed: {user} cannot run gpushare from {sys.prefix}: {closed[-1]} is closed to others",
+            f"testbed: {user} cannot run gpushare from {sys.prefix}: {closed} is closed to others",
             "Install or clone it elsewhere, e.g. in /opt.",
         )
     home = layout.home / user

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.confs import with_keys
+from slurm_gpushare.testbed.environment import closed_directory
 from slurm_gpushare.testbed.layout import Shape
 from slurm_gpushare.testbed.reset import reset
 
@@ -39,10 +39,8 @@ def testbed_session(slurm_suite: str | None, short_tmp: Path) -> Iterator[Testbe
         pytest.skip("a real Slurm needs root")
     if shutil.which("munged") is None:
         pytest.skip("no munge: run scripts/setup.sh")
-    if closed := [path for path in Path(sys.prefix).parents if not path.stat().st_mode & 0o001]:
-        pytest.skip(
-            f"ordinary users cannot read this checkout in {closed[-1]}: use 'make test', or scripts/readable.sh"
-        )
+    if closed := closed_directory():
+        pytest.skip(f"ordinary users cannot read this checkout in {closed}: use 'make test', or scripts/readable.sh")
     testbed = Testbed(short_tmp / "testbed").up(Shape(nodes=2, gpus=2, shards=2), suite=slurm_suite)
     yield testbed
     testbed.down(purge=True)
