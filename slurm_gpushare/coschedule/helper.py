@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_gpushare.config import Config
 from slurm_gpushare.coschedule import explain, log
@@ -12,6 +12,7 @@ from slurm_gpushare.coschedule.adopt import adoptions
 from slurm_gpushare.coschedule.apply import Applied, Outcome, apply
 from slurm_gpushare.coschedule.changes import Change, place, restore, touched
 from slurm_gpushare.coschedule.facts import StoreFacts
+from slurm_gpushare.coschedule.lately import Lately
 from slurm_gpushare.coschedule.ledger import Ledger, pairs_now
 from slurm_gpushare.coschedule.observe import View, observe
 from slurm_gpushare.coschedule.occupancy import Card, parse_card
@@ -69,6 +70,7 @@ class Helper:
         self._policy = policy
         self._facts = StoreFacts(store)
         self._ledger = Ledger()
+        self._lately = Lately()
         self._site = Site(slurm)
         self._decisions: list[Decision] = []
         self._told: dict[str, str] = {}
@@ -111,7 +113,9 @@ class Helper:
         avoid = self._placements.avoid((node.name for node in nodes), now_s)
         facts = self._facts.read(jobs, self._ledger, avoid, now_s)
         reservations = self._site.reservations(nodes, jobs, now_s)
-        return observe(jobs, nodes, reservations, self.config, facts, now_s, self._site.tiers(now_s))
+        view = observe(jobs, nodes, reservations, self.config, facts, now_s, self._site.tiers(now_s))
+        mean_s = self._lately.mean_s(view.snapshot, self.settings.limit_use)
+        return replace(view, snapshot=replace(view.snapshot, mean_duration_s=mean_s))
 
     def _follow_pairs(self, view: View, report: TickReport) -> None:
         current = pairs_now(view.cards, self._knowledge, view.now_s)

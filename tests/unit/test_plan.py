@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slurm_gpushare.coschedule.lately import Lately
 from slurm_gpushare.coschedule.plan import plan
 from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.coschedule.snapshot import (
@@ -314,3 +315,17 @@ def test_many_tokens_are_planned_in_blocks() -> None:
     got = decide(gpus, jobs, [Node("n1", 10**6, 10**9)])
     assert len(got.placements) == 600
     assert len({placement.index for placement in got.placements}) == 600
+
+
+def test_a_long_job_that_stays_counts_once_among_the_jobs_of_late() -> None:
+    def look(*expected: float) -> Snapshot:
+        jobs = tuple(pending(str(s), expected_s=s) for s in expected)
+        return Snapshot(NOW, (card(running("long", expected_s=9000.0)),), {}, jobs)
+
+    lately = Lately()
+    assert lately.mean_s(Snapshot(NOW, (), {}, ()), 0.5) is None
+    assert lately.mean_s(look(), 0.5) == pytest.approx(9000)
+    for short in range(100, 400):
+        mean_s = lately.mean_s(look(float(short)), 0.5)
+    assert mean_s is not None
+    assert mean_s < 300
