@@ -12,7 +12,7 @@ help: ## show this list
 setup: ## install Debian packages, .venv and this package
 	@scripts/setup.sh
 
-demo: setup ## jobs that share GPUs on a throw-away Slurm
+demo: setup ## the same jobs alone, sharing blindly, and placed by the helper, on a throw-away Slurm
 	@$(PY) -m slurm_gpushare demo
 
 lint: setup ## ruff and mypy --strict
@@ -28,6 +28,9 @@ test: lint ## all tests, on a real Slurm
 
 test-versions: setup ## the real-Slurm tests on Slurm 22.05, 24.11 and 26.05
 	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/real --slurm $$suite || exit 1; done
+
+paper: setup ## the paper's experiment: 24 jobs under five policies; table and picture in out/paper
+	@$(PY) -m slurm_gpushare demo --policies all --seconds 15 --out out/paper
 
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench

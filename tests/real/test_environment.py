@@ -59,8 +59,11 @@ def test_accounting_keeps_shards_and_comments(testbed: Testbed) -> None:
 def test_the_demonstration_shows_who_shares_and_cleans_up(short_tmp: Path, slurm_suite: str | None) -> None:
     directory = short_tmp / "demo"
     suite = [f"--slurm={slurm_suite}"] if slurm_suite else []
-    argv = [sys.executable, "-m", "slurm_gpushare", "demo", "--dir", str(directory), *suite]
+    small = ["--policies=exclusive,fcfs", "--jobs=6", "--gpus=2", "--seconds=4", f"--out={short_tmp / 'out'}"]
+    argv = [sys.executable, "-m", "slurm_gpushare", "demo", "--dir", str(directory), *small, *suite]
     shown = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=True).stdout
-    assert "light-a" in shown
-    assert "heavy-d" in shown
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.startswith(("exclusive", "fcfs"))}
+    assert rows["exclusive"][-1] == "0/6"
+    assert rows["fcfs"][-1] != "0/6", "with more jobs than GPUs some must have shared"
+    assert (short_tmp / "out" / "figure.png").stat().st_size > 10_000
     assert not directory.exists()
