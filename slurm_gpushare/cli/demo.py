@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from slurm_gpushare.cli.output import Column, table
-from slurm_gpushare.cli.testbed import Steps
+from slurm_gpushare.cli.testbed import Steps, stop_on_sigterm
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.layout import Shape
@@ -45,8 +45,8 @@ def _default_pairs() -> Path | None:
 @click.option("--dir", "directory", type=click.Path(path_type=Path), default=Path("/tmp/gpushare-demo"),
               show_default=True, help="The testbed's directory; it is removed at the end.")  # fmt: skip
 def demo(
-    policies: str, count: int, gpus: int, mean_s: float, seed: int, pairs: Path | None, out: Path | None, suite: str | None,
-    directory: Path,
+    policies: str, count: int, gpus: int, mean_s: float, seed: int, pairs: Path | None, out: Path | None,
+    suite: str | None, directory: Path,
 ) -> None:  # fmt: skip
     """Show jobs sharing GPUs on a throw-away Slurm.
 
@@ -59,6 +59,7 @@ def demo(
     source = pairs.resolve() if pairs else _default_pairs()
     jobs = paper_jobs(source, count, mean_s, seed)
     steps = Steps()
+    stop_on_sigterm()
     testbed = Testbed(directory, steps).up(Shape(nodes=gpus, gpus=1, shards=2), suite=suite)
     results: list[Result] = []
     try:

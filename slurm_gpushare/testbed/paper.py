@@ -24,12 +24,15 @@ from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.known import KnownProfile, enter_profiles
+from slurm_gpushare.store.sharing import Observation
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.daemons import last_lines
 from slurm_gpushare.testbed.emulator.card import Demand
 from slurm_gpushare.testbed.jobs import submit
+from slurm_gpushare.testbed.pairs import read_pairs
 from slurm_gpushare.testbed.processes import wait_until
 from slurm_gpushare.testbed.reset import reset
+from slurm_gpushare.testbed.workload import rate_function
 
 EXCLUSIVE = "exclusive"
 POLICIES = (EXCLUSIVE, "fcfs", "random", "paper", "gpushare")
@@ -152,12 +155,27 @@ Tell = Callable[[Progress], None]
 
 
 def work_seconds(count: int, mean_s: float, seed: int) -> list[float]:
-    """Durations from a third of the mean to two and a half times, most of them short, as training jobs are."""
+    """Durations that spread as those of training jobs do: most are short, a few long ones hold most of the time."""
     chance = random.Random(seed)
-    raw = [chance.lognormvariate(0.0, 0.6) for _ in range(count)]
-    raw = [min(max(value, 0.35), 2.5) for value in raw]
+    raw = [min(max(chance.lognormvariate(0.0, 1.0), 0.25), 4.0) for _ in range(count)]
     scale = mean_s * count / sum(raw)
     return [round(value * scale, 1) for value in raw]
+
+
+def history(jobs: Sequence[Training], part: float = 1 / 3, seed: int = 0) -> list[Observation]:
+    """What was seen of these workloads before: a part of the pairs among them, each once, measured within 5 %."""
+    chance = random.Random(seed)
+    table = read_pairs(jobs[0].pairs, "V100") if jobs[0].pairs is not None else None
+    seen = []
+    for job in jobs:
+        rate_of = rate_function(job.demand, table)
+        for other in jobs:
+            together = job.demand.mem_mib + other.demand.mem_mib < CARD_MIB
+            if other is not job and together and chance.random() < part:
+                rate = min(1.0, rate_of([other.demand]) * chance.gauss(1.0, 0.05))
+                source = f"activity:{job.number}:{other.number}:0"
+                seen.append(Observation(source, "V100", job.token, other.token, max(0.02, rate), 1.0, 0))
+    return seen
 
 
 class Experiment:
@@ -193,6 +211,7 @@ class Experiment:
                     for job in self.jobs
                 ],
             )  # fmt: skip
+            store.observations.add(history(self.jobs))
             HookFile(config.hook_file).sync(store, 0)
 
     @contextmanager
