@@ -16,6 +16,9 @@ from slurm_gpushare.slurm.release import Release
 from slurm_gpushare.slurm.request import retarget
 from slurm_gpushare.slurm.tag import Tag, with_tag
 
+GUEST_NICE = -1_000_000
+"""Ahead of what waits for whole cards. The user's own value is in the tag, and comes back with the request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -32,8 +35,15 @@ def _end_lease(tag: Tag, job: Job, now_s: float) -> dict[str, str]:
     return {}
 
 
-def place(job: Job, card: Card, gres_type: str, shards: int, release: Release, now_s: float) -> Change | None:
-    """Send a pending job to one card; None if this Slurm cannot change its request so."""
+def place(
+    job: Job, card: Card, gres_type: str, shards: int, release: Release, now_s: float, guest: bool = False
+) -> Change | None:
+    """Send a pending job to one card; None if this Slurm cannot change its request so.
+
+    A `guest` is considered before the jobs that wait for whole cards: Slurm's main scheduler stops at the first
+    that cannot start, and its backfill holds half a card free for one that needs all of it. The plan has seen to
+    it that no job of higher priority waits longer for that.
+    """
     tag = job.tag
     if tag is None or tag.original is None:
         return None
@@ -41,13 +51,15 @@ def place(job: Job, card: Card, gres_type: str, shards: int, release: Release, n
     if gres is None:
         return None
     own_nodes = tag.nodes if tag.placed else job.wanted_nodes or tag.nodes
-    new_tag = replace(tag, placed=str(card), nodes=own_nodes or None, lease=False)
+    ahead = guest and tag.nice is None
+    new_tag = replace(tag, placed=str(card), nodes=own_nodes or None, lease=False, nice=job.nice if ahead else tag.nice)
     return Change(
         job.key,
         {
             "Gres": gres,
             "ReqNodeList": card.node,
             "AdminComment": with_tag(job.admin_comment, new_tag),
+            **({"Nice": str(GUEST_NICE)} if ahead else {}),
             **_end_lease(tag, job, now_s),
         },
     )
@@ -73,5 +85,7 @@ def restore(job: Job, release: Release, now_s: float) -> Change | None:
                 fields["Gres"] = gres
         if job.wanted_nodes == card.node != tag.nodes:
             fields["ReqNodeList"] = tag.nodes or ""
-    fields["AdminComment"] = with_tag(job.admin_comment, replace(tag, placed=None, nodes=None, lease=False))
+    if tag.nice is not None:
+        fields["Nice"] = str(tag.nice)
+    fields["AdminComment"] = with_tag(job.admin_comment, replace(tag, placed=None, nodes=None, lease=False, nice=None))
     return Change(job.key, fields | _end_lease(tag, job, now_s))

@@ -156,7 +156,8 @@ class Helper:
         total = node.shards_per_gpu[placement.index]
         shards = total if placement.how is How.UNSHARED else max(1, total // 2)
         card = Card(placement.node, placement.index)
-        change = place(job, card, node.gpus[placement.index], shards, self._slurm.release, view.now_s)
+        guest = placement.how in (How.BESIDE, How.TOGETHER)
+        change = place(job, card, node.gpus[placement.index], shards, self._slurm.release, view.now_s, guest)
         if change is None:
             report.count("unchangeable")
             return False

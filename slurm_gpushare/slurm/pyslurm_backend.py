@@ -75,6 +75,7 @@ def translate(job: Any) -> Iterator[Job]:
             state=job.state,
             reason="" if job.state_reason in (None, "None") else job.state_reason,
             priority=job.priority or 0,
+            nice=job.nice or 0,
             submit_s=job.submit_time or 0,
             eligible_s=job.eligible_time or None,
             start_s=job.start_time or None,

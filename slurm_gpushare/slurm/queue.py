@@ -15,7 +15,7 @@ from slurm_gpushare.slurm.tag import Tag, parse_tag
 # directory or path. The comment is read for its gpushare: word alone.
 COLUMNS = (
     "jobid", "jobarrayid", "arrayjobid", "arraytaskid", "hetjobid", "userid", "account", "partition", "qos",
-    "reservation", "state", "reason", "prioritylong", "submittime", "eligibletime", "starttime", "endtime",
+    "reservation", "state", "reason", "prioritylong", "nice", "submittime", "eligibletime", "starttime", "endtime",
     "timelimit", "numnodes", "nodelist", "reqnodes", "feature", "excnodes", "oversubscribe", "exclusive",
     "dependency", "requeue", "restartcnt", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
     "tres-per-task", "cpus-per-tres", "mem-per-tres", "admin_comment", "comment",
@@ -59,6 +59,7 @@ class Job:
     state: str
     reason: str
     priority: int
+    nice: int
     submit_s: int
     eligible_s: int | None
     start_s: int | None
@@ -118,6 +119,11 @@ def _number(value: str, default: int = 0) -> int:
     return default if found is None else found
 
 
+def _signed(value: str) -> int:
+    value = value.strip()
+    return -_number(value[1:]) if value.startswith("-") else _number(value)
+
+
 def _exclusive(oversubscribe: str, exclusive: str) -> bool:
     """26.05 has a column of its own, and OverSubscribe=NO for every job; before, NO meant --exclusive."""
     return exclusive != "NO" if exclusive else oversubscribe not in {"OK", "YES"}
@@ -141,6 +147,7 @@ def _job(row: dict[str, str]) -> Job:
         state=row["state"].strip(),
         reason=values.text(row["reason"]),
         priority=_number(row["prioritylong"]),
+        nice=_signed(row["nice"]),
         submit_s=_number(row["submittime"]),
         eligible_s=values.integer(row["eligibletime"]),
         start_s=values.integer(row["starttime"]),

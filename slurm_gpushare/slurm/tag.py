@@ -17,7 +17,7 @@ from slurm_gpushare.tokens import TOKEN as TOKEN
 PREFIX = "GS1:"
 
 _TAG = re.compile(r"(?:^|(?<=\s))GS1:(\S*)")
-_KNOWN = ("c", "t", "o", "w", "l", "m", "g")
+_KNOWN = ("c", "t", "o", "w", "l", "m", "g", "n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Tag:
     """The slow-down that the user accepts, where less than the site's promise (``gpushare:TOKEN,max=10``)."""
     placed: str | None = None
     """Where the helper put it: ``node:index``."""
+    nice: int | None = None
+    """The user's own nice value, while ours is in its place."""
     extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of later releases, kept as they are."""
 
@@ -51,6 +53,7 @@ class Tag:
             ("l", 1 if self.lease else None),
             ("m", self.max_isd_pct),
             ("g", self.placed),
+            ("n", self.nice),
             *self.extra.items(),
         )
         parts += [f"{name}={value}" for name, value in values if value is not None]
@@ -59,6 +62,11 @@ class Tag:
 
 def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+
+
+def _signed(text: str | None) -> int | None:
+    digits = (text or "").removeprefix("-")
+    return int(text or "") if digits.isascii() and digits.isdecimal() else None
 
 
 def parse_tag(admin_comment: str) -> Tag | None:
@@ -77,6 +85,7 @@ def parse_tag(admin_comment: str) -> Tag | None:
         lease=values.get("l") == "1",
         max_isd_pct=_integer(values.get("m")),
         placed=values.get("g"),
+        nice=_signed(values.get("n")),
         extra=MappingProxyType({name: value for name, value in values.items() if name not in _KNOWN}),
     )
 

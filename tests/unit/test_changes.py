@@ -96,3 +96,26 @@ def test_an_array_task_is_named_with_its_task() -> None:
     back = restore(job("6_2", tag=TAG, eligible_s=NOW + 10), NEW, NOW)
     assert back is not None
     assert back.key == "6_2"
+
+
+def test_a_guest_goes_ahead_of_the_queue_and_its_own_nice_value_comes_back() -> None:
+    waiting = job("14", tag=TAG, nice=7, eligible_s=NOW + 20)
+    change = place(waiting, Card("n1", 1), "v100_1", 1, NEW, NOW, guest=True)
+    assert change is not None
+    assert int(change.fields["Nice"]) < -100_000
+    placed = job(
+        "14", tag=change.fields["AdminComment"], per_node="gres/shard:v100_1:1", wanted_nodes="n1", nice=-1_000_000
+    )
+    again = place(placed, Card("n1", 0), "v100_0", 1, NEW, NOW, guest=True)
+    assert again is not None
+    assert "n=7" in again.fields["AdminComment"], "the value to restore is the user's, not ours"
+    back = restore(placed, NEW, NOW)
+    assert back is not None
+    assert back.fields["Nice"] == "7"
+    assert "n=" not in back.fields["AdminComment"]
+
+
+def test_a_job_alone_on_a_card_keeps_its_place_in_the_queue() -> None:
+    change = place(job("14", tag=TAG), Card("n1", 1), "v100_1", 1, NEW, NOW)
+    assert change is not None
+    assert "Nice" not in change.fields
