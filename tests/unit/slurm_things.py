@@ -24,9 +24,10 @@ def job(key: str = "1", **changes: Any) -> Job:
         "task_id": int(key.split("_")[1]) if "_" in key else None, "het": False, "uid": 1000, "account": "science",
         "partitions": ("gpu",), "qos": "", "reservation": "", "state": "PENDING", "reason": "Priority", "priority": 100,
         "nice": 0, "submit_s": NOW - 100, "eligible_s": NOW - 100, "start_s": None, "end_s": None, "limit_s": 3600,
-        "num_nodes": 1, "nodes": (), "wanted_nodes": "", "excluded_nodes": (), "features": "", "exclusive": False, "dependency": "",
-        "requeue": True, "restarts": 0, "cpus": 4, "mem_mib": 1000, "per_job": "", "per_node": "gres/gpu:1",
-        "per_socket": "", "per_task": "", "per_gpu_extras": False, "admin_comment": "", "comment": "",
+        "num_nodes": 1, "nodes": (), "wanted_nodes": "", "excluded_nodes": (), "features": "", "exclusive": False,
+        "dependency": "", "requeue": True, "restarts": 0, "cpus": 4, "mem_mib": 1000, "per_job": "",
+        "per_node": "gres/gpu:1", "per_socket": "", "per_task": "", "per_gpu_extras": False,
+        "admin_comment": "", "comment": "",
     }  # fmt: skip
     values |= changes
     values["admin_comment"] = values.pop("tag", None) or values["admin_comment"]
