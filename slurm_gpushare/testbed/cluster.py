@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from slurm_gpushare.testbed.emulator import build_library
 from slurm_gpushare.testbed.environment import command_env, user_command
 from slurm_gpushare.testbed.layout import MARKER, Layout, Shape, State, default_dir
 from slurm_gpushare.testbed.ports import pick_ports
-from slurm_gpushare.testbed.processes import marked_pids, recorded_pid, stop_pids, with_descendants
+from slurm_gpushare.testbed.processes import marked_pids, recorded_pid, stop_pids, wait_until, with_descendants
 from slurm_gpushare.testbed.services import SLURMD, services
 
 Progress = Callable[[str], None]
@@ -240,14 +241,22 @@ class Testbed:
         self.run(["scontrol", "reconfigure"])
 
     def configure(self, slurm: dict[str, str] | None = None, gpushare: dict[str, str] | None = None) -> None:
-        """Set keys of slurm.conf and gpushare.conf and restart slurmctld, which reads both. A reset undoes it.
+        """Set keys of slurm.conf and gpushare.conf; an empty value removes one. A reset undoes it.
 
-        An empty value removes a key.
+        slurmctld is restarted for slurm.conf; the hook notices another gpushare.conf itself.
         """
         for path, changes in ((self.layout.slurm_conf, slurm), (self.layout.gpushare_conf, gpushare)):
             if changes:
                 path.write_text(confs.with_keys(path.read_text(), changes))
-        self.restart("slurmctld")
+        if slurm:
+            self.restart("slurmctld")
+        elif gpushare:
+            self.wait_for_hook()
+
+    def wait_for_hook(self) -> None:
+        """Until the hook looks at gpushare.conf again, which it does once in each second of the clock."""
+        changed_at = int(time.time())
+        wait_until(lambda: int(time.time()) > changed_at, 2)
 
     def _daemon(self, name: str) -> Daemon:
         daemons = self.daemons()

@@ -48,13 +48,17 @@ def _cancel_everything(testbed: Testbed) -> None:
 
 
 def _restore_configuration(testbed: Testbed) -> bool:
-    """Whether anything had to be put back."""
+    """Put back what differs; whether slurmctld must read it again, which it need not for gpushare.conf."""
     etc, pristine = testbed.layout.etc, testbed.layout.etc_pristine
-    if _contents(etc) == _contents(pristine):
+    now, before = _contents(etc), _contents(pristine)
+    changed = {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
+    if changed:
+        _empty(etc)
+        shutil.copytree(pristine, etc, dirs_exist_ok=True)
+    if changed == {testbed.layout.gpushare_conf.name}:
+        testbed.wait_for_hook()
         return False
-    _empty(etc)
-    shutil.copytree(pristine, etc, dirs_exist_ok=True)
-    return True
+    return bool(changed)
 
 
 def _contents(directory: Path) -> dict[str, tuple[int, bytes]]:
