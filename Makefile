@@ -21,7 +21,7 @@ lint: setup ## ruff and mypy --strict
 	$(PY) -m mypy
 
 check: lint ## lint, types and unit tests: for daily work, under a minute
-	$(READABLE) $(PY) -m pytest -q tests/unit
+	$(READABLE) $(PY) -m pytest -q tests/unit -m "not slow"
 
 test: lint ## all tests, on a real Slurm
 	$(READABLE) $(PY) -m pytest -q tests

@@ -19,6 +19,7 @@ FIGURE_4 = [(21, 8), (61, 43), (89, 56)]
 BLOBS = np.vstack([np.random.default_rng(0).normal(centre, 2, (20, 2)) for centre in ((10, 10), (50, 40), (90, 60))])
 
 
+@pytest.mark.slow
 def test_the_papers_figures_are_reproduced(data_dir: Path, tmp_path: Path) -> None:
     command = [str(data_dir / "paper_workloads.csv"), "--out", str(tmp_path / "out")]
     output = CliRunner().invoke(characterize, command, catch_exceptions=False).output
