@@ -90,21 +90,21 @@ def plot(results: list[Figures], out: Path) -> None:
 
     figure, panels = pyplot.subplots(1, len(LOADS), figsize=(16, 5.2), sharey=True)
     for panel, load in zip(panels, LOADS, strict=True):
-        points = []
+        points: dict[tuple[float, float], str] = {}
         for policy in dict.fromkeys(row["policy"] for row in results):
             rows = [row for row in results if row["policy"] == policy and row["load"] == load]
             jct = statistics.mean(row["jct_of_fifo"] for row in rows)
-            points.append((jct, statistics.mean(row["isd_mean_pct"] for row in rows), policy))
+            at = round(jct, 3), round(statistics.mean(row["isd_mean_pct"] for row in rows), 1)
+            points[at] = f"{points[at]}, {policy}" if at in points else policy
         last = -100.0
-        for jct, isd, policy in sorted(points, key=lambda point: (point[1] > 1, point[1])):
+        for (jct, isd), policy in sorted(points.items(), key=lambda point: point[0][1]):
             ours = policy.startswith("gpushare")
-            colour = "#c0392b" if ours else "#7f8c8d" if policy in EXCLUSIVE else "#2c6fbb"
+            colour = "#c0392b" if ours else "#7f8c8d" if policy.split(",")[0] in EXCLUSIVE else "#2c6fbb"
             panel.scatter(jct, isd, s=60 if policy == "gpushare" else 28, color=colour, zorder=3)
             if isd > 1:
-                at = max(isd, last + 1.9)
-                last = at
+                last = max(isd, last + 1.9)
                 panel.annotate(
-                    policy, (jct, isd), (max(jct * 1.25, jct + 0.01), at), fontsize=7.5, va="center", color=colour,
+                    policy, (jct, isd), (max(jct * 1.25, jct + 0.01), last), fontsize=7.5, va="center", color=colour,
                     arrowprops={"arrowstyle": "-", "lw": 0.4, "color": colour},
                 )  # fmt: skip
             else:
