@@ -41,6 +41,9 @@ COMMANDS: dict[str, LazyCommand] = {
     "db": LazyCommand("slurm_gpushare.cli.db:db", "Look after the store: check, migrate, backup, prune."),
     "doctor": LazyCommand("slurm_gpushare.cli.doctor:doctor", "Check the set-up, each line with its fix."),
     "ingest": LazyCommand("slurm_gpushare.cli.ingest:ingest", "Take waiting telemetry records into the store."),
+    "job": LazyCommand(
+        "slurm_gpushare.cli.job:job", "Explain a job: its cluster, its place, why it waits, what sharing costs it."
+    ),
     "jobs": LazyCommand(
         "slurm_gpushare.cli.status:jobs", "List the jobs that take part: cluster, place, partner, slow-down."
     ),
