@@ -26,6 +26,8 @@ POD = 64
 keeps the plan near-linear."""
 HARM = 0.5
 """Weight of a resident's delay against a guest's own time: the budget bounds the one, nothing but this the other."""
+UNKNOWN_SPREAD = 1.4
+"""Mean over pessimistic rate from which a prediction is little more than a guess."""
 ROUNDS = 4
 """How often what the pods left over is dealt again."""
 
@@ -46,7 +48,10 @@ class Terms:
 
     def __init__(self, rates: Rates, settings: PolicySettings) -> None:
         slowest = 1.0 / (1.0 + settings.guest_cap_pct / 100.0)
-        guest_high = np.minimum(rates.guest_mean * np.sqrt(rates.guest_mean / rates.guest_low), 1.0)
+        # The optimistic end, as far above the mean as the pessimistic is below; half as far once something is known,
+        # so that pairs which are probably too slow are not tried again and again.
+        spread = rates.guest_mean / rates.guest_low
+        guest_high = np.minimum(rates.guest_mean * spread ** np.where(spread > UNKNOWN_SPREAD, 1.0, 0.5), 1.0)
         # A guest of duration d stays d / r_guest, and the resident loses (1 - r_resident) of that.
         promised = rates.guest_low / np.maximum(1.0 - rates.resident_low, 1e-9)
         # Rates too uncertain to promise anything are tried where even a very bad outcome fits the budget.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.simulate.metrics import metrics
 from slurm_gpushare.simulate.ours import Options
@@ -168,6 +169,16 @@ def test_gpushare_guest_joins_only_if_that_is_sooner_than_waiting() -> None:
 def test_gpushare_guest_slowed_by_more_than_half_stays_out() -> None:
     assert simulate("gpushare", [0, 1], [1000, 10], rate=[[0.66]]).start_s.tolist() == [0, 1000]
     assert simulate("gpushare", [0, 1], [1000, 10], rate=[[0.68]]).start_s.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("guest_cap_pct", [10.0, 20.0, 50.0])
+def test_a_strict_site_learns_too(guest_cap_pct: float) -> None:
+    """Nothing is known at first, and nobody may be slowed much: only trying shows that these two get along."""
+    settings = PolicySettings(extend_time_limit=True, guest_cap_pct=guest_cap_pct)
+    world = simulate(
+        "gpushare", [0, *range(1, 60)], [100_000] + [20] * 59, rate=[[0.97]], options=Options(settings=settings)
+    )
+    assert world.guest[1:].all()
 
 
 def test_several_gpus_are_taken_together_and_backfill_does_not_delay_them() -> None:
