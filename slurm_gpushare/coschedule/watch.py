@@ -32,6 +32,7 @@ PAST_PROMISE = 1.5
 """How far past its promise a job must be slowed before anything is done about it."""
 NEAR_FULL = 0.9
 """Both jobs' memory over the card's: from here on a failure is taken for out-of-memory."""
+TELL_CHANGE = 0.02
 _FAILED = frozenset({"FAILED", "OUT_OF_MEMORY"})
 
 
@@ -74,6 +75,8 @@ class _Seen:
     before: dict[int, Tally]
     records: dict[int, Record]
     rates: dict[int, float]
+    told: dict[int, float]
+    """Rates as the store has them."""
     reported: bool = False
 
 
@@ -100,15 +103,37 @@ class Watch:
             if not seen.reported and (why := self._broken(pair, seen, profiles, now_s)):
                 seen.reported = True
                 decisions += self._act(pair, why, now_s)
+        self._tell_store(pairs)
         decisions += self._finish(turn.ended, now_s)
         return decisions
+
+    def _tell_store(self, pairs: Iterable[Pair]) -> None:
+        """Keep what status shows up to date: rates that are new or have changed."""
+        changed = {
+            pair.key: self._seen[pair.key]
+            for pair in pairs
+            if any(
+                abs(rate - self._seen[pair.key].told.get(job, 0.0)) > TELL_CHANGE
+                for job, rate in self._seen[pair.key].rates.items()
+            )
+        }
+        if not changed:
+            return
+        spans = {PairKey(span.resident_job, span.guest_job): span.id for span in self._store.sharing.open()}
+        known = {spans[key]: (key, seen) for key, seen in changed.items() if key in spans}
+        self._store.sharing.seen(
+            {span: seen.rates[key.resident] for span, (key, seen) in known.items() if key.resident in seen.rates},
+            {span: seen.rates[key.guest] for span, (key, seen) in known.items() if key.guest in seen.rates},
+        )
+        for seen in changed.values():
+            seen.told = dict(seen.rates)
 
     def _measure(self, pair: Pair, records: dict[int, Record], profiles: dict[str, Profile]) -> _Seen:
         seen = self._seen.get(pair.key)
         if seen is None:
             sides = (pair.resident.raw_id, pair.guest.raw_id)
             before = {job: Tally.of(records[job].shared) if job in records else Tally() for job in sides}
-            seen = self._seen[pair.key] = _Seen(before, {}, {})
+            seen = self._seen[pair.key] = _Seen(before, {}, {}, {})
         for job in (pair.resident, pair.guest):
             record = records.get(job.raw_id)
             if record is None:
