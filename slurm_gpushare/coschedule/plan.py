@@ -131,14 +131,18 @@ def _mean_duration_s(snapshot: Snapshot, settings: PolicySettings) -> float:
 def _blocks(
     guests: list[Ranked], residents: list[Resident], settings: PolicySettings
 ) -> list[tuple[list[Ranked], list[Resident]]]:
-    """All at once, or, where tokens are many, dealt to blocks so that no table grows with the square of the site."""
+    """All at once, or, where tokens are many, dealt to blocks by token: no table grows with the square of the site."""
     if not guests or not residents:
         return []
-    kinds = max(len({job.token for _, job in guests}), len({resident.job.token for resident in residents}))
-    if kinds <= BLOCK_KINDS or settings.policy != "gpushare":
+    kinds, kind = _index([job.token or "" for _, job in guests])
+    if len(kinds) <= BLOCK_KINDS or settings.policy != "gpushare":
         return [(guests, residents)]
-    blocks = -(-kinds // BLOCK_KINDS)
-    return [(guests[block::blocks], residents[block::blocks]) for block in range(blocks)]
+    blocks = -(-len(kinds) // BLOCK_KINDS)
+    dealt: list[list[Ranked]] = [[] for _ in range(blocks)]
+    for guest, number in zip(guests, kind.tolist(), strict=True):
+        dealt[number % blocks].append(guest)
+    lanes = [residents[block::blocks] for block in range(blocks)]
+    return [(some, few) for some, few in zip(dealt, lanes, strict=True) if few]
 
 
 def _index(tokens: Sequence[str]) -> tuple[list[str], Ints]:
