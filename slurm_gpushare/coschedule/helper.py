@@ -11,9 +11,10 @@ from slurm_gpushare.coschedule import explain, log
 from slurm_gpushare.coschedule.adopt import adoptions
 from slurm_gpushare.coschedule.apply import Applied, Outcome, apply
 from slurm_gpushare.coschedule.changes import Change, place, restore, touched
+from slurm_gpushare.coschedule.extend import extension
 from slurm_gpushare.coschedule.facts import StoreFacts
 from slurm_gpushare.coschedule.lately import Lately
-from slurm_gpushare.coschedule.ledger import Ledger, pairs_now
+from slurm_gpushare.coschedule.ledger import Ledger, Turn, pairs_now
 from slurm_gpushare.coschedule.observe import View, observe
 from slurm_gpushare.coschedule.occupancy import Card, parse_card
 from slurm_gpushare.coschedule.plan import plan
@@ -127,6 +128,25 @@ class Helper:
             return
         self._facts.keep(turn, self.config.gpu_model, view.now_s)
         self._decisions += self._watch.look(turn, view.now_s)
+        if self.config.extend_time_limit:
+            self._extend(turn, view, report)
+
+    def _extend(self, turn: Turn, view: View, report: TickReport) -> None:
+        """Give sharers the time back that their neighbours cost them."""
+        lost = self._ledger.sharing()
+        for job in (job for pair in turn.now.values() for job in (pair.resident, pair.guest)):
+            if not self._watch.measured(job.raw_id):
+                continue
+            change = extension(
+                job, lost[job.raw_id].lost_s, self._site.most_s(job.partitions), self._free_until(job, view)
+            )
+            if change is not None and self._apply(job, change, "extend", report).outcome is Outcome.DONE:
+                self._decisions.append(explain.noted(job, "extended", view.now_s, limit=change.fields["TimeLimit"]))
+
+    def _free_until(self, job: Job, view: View) -> float:
+        """When the next reservation of one of its nodes begins."""
+        nodes = view.snapshot.nodes
+        return min((nodes[name].reserved_from_s for name in job.nodes if name in nodes), default=float("inf"))
 
     def _adopt(self, view: View, report: TickReport) -> None:
         profiles = self._store.profiles

@@ -31,6 +31,11 @@ class Site:
             self._partitions_at_s = self._asked_at_s = now_s
         return {partition.name: int(partition.fields.get("PriorityTier", "1")) for partition in self._partitions}
 
+    def most_s(self, partitions: Collection[str]) -> float:
+        """The longest time limit that these partitions allow, as far as they were asked yet."""
+        limits = [partition.max_time_s for partition in self._partitions if partition.name in partitions]
+        return min((float(limit) for limit in limits if limit is not None), default=float("inf"))
+
     def reservations(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> list[Reservation]:
         """The reservations; asked for once a minute, and at once when a node or a job is seen in an unknown one."""
         known = {name for reservation in self._reservations for name in reservation.nodes}

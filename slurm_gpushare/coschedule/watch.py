@@ -107,6 +107,10 @@ class Watch:
         decisions += self._finish(turn.ended, now_s)
         return decisions
 
+    def measured(self, raw_id: int) -> bool:
+        """Whether a running job's rate was measured, not only predicted."""
+        return any(raw_id in seen.rates for seen in self._seen.values())
+
     def _tell_store(self, pairs: Iterable[Pair]) -> None:
         """Keep what status shows up to date: rates that are new or have changed."""
         changed = {

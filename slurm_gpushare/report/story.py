@@ -87,6 +87,7 @@ _DONE = {
     "unshared": "placed on a whole card",
     "waits": "no place: {why}",
     "taken-back": "placement taken back: {why}",
+    "extended": "time limit lengthened by what its neighbour cost it",
     "tagged": "tagged, since the submit hook was away; its request is untouched",
     "slowed": "slowed more than promised: {why}. These two workloads are not paired again",
     "requeued": "requeued: {why}",

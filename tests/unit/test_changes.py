@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from slurm_things import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job
+import math
+
+from slurm_things import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job, running
 
 from slurm_gpushare.coschedule.changes import place, restore
+from slurm_gpushare.coschedule.extend import extension
 from slurm_gpushare.coschedule.occupancy import Card
 from slurm_gpushare.slurm.tag import parse_tag
 
@@ -119,3 +122,25 @@ def test_a_job_alone_on_a_card_keeps_its_place_in_the_queue() -> None:
     change = place(job("14", tag=TAG), Card("n1", 1), "v100_1", 1, NEW, NOW)
     assert change is not None
     assert "Nice" not in change.fields
+
+
+class TestExtension:
+    RUNNING = running("14", "n1", "gres/shard:v100_1:1", tag=f"GS1:c=1;t={TOKEN_A};o=gpu:1", start_s=NOW - 600)
+
+    def test_lost_minutes_are_given_once(self) -> None:
+        change = extension(self.RUNNING, 130.0, math.inf, math.inf)
+        assert change is not None
+        assert change.fields["TimeLimit"] == "63"
+        given = running(
+            "14", "n1", "gres/shard:v100_1:1", tag=change.fields["AdminComment"], start_s=NOW - 600, limit_s=63 * 60
+        )
+        assert extension(given, 130.0, math.inf, math.inf) is None
+        more = extension(given, 200.0, math.inf, math.inf)
+        assert more is not None
+        assert more.fields["TimeLimit"] == "64"
+
+    def test_neither_partition_nor_reservation_is_overrun(self) -> None:
+        assert extension(self.RUNNING, 600.0, 3600.0, math.inf) is None
+        change = extension(self.RUNNING, 600.0, math.inf, NOW - 600 + 3600 + 120)
+        assert change is not None
+        assert change.fields["TimeLimit"] == "62"

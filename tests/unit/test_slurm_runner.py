@@ -1,0 +1,45 @@
+"""What is made of Slurm's commands when they fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_gpushare.slurm import runner
+from slurm_gpushare.slurm.errors import (
+    AccountingDown,
+    ControllerDown,
+    JobMovedOn,
+    SlurmError,
+    SlurmMissing,
+    UpdateRefused,
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "kind"),
+    [
+        ("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", ControllerDown),
+        ("sinfo", "slurm_load_partitions: Socket timed out on send/recv operation", ControllerDown),
+        ("squeue", "squeue: fatal: Could not establish a configuration source", SlurmMissing),
+        ("sacct", "sacct: error: Slurm accounting storage is disabled", AccountingDown),
+        ("sacct", "sacct: error: Problem talking to the database: Connection refused", AccountingDown),
+        ("scontrol", "Job is no longer pending execution for job 3", JobMovedOn),
+        ("scontrol", "Invalid job id specified for job 99", JobMovedOn),
+        ("scontrol", "Invalid generic resource (gres) specification for job 5", UpdateRefused),
+        ("squeue", "", SlurmError),
+    ],
+)
+def test_failures_are_told_apart_by_what_can_be_done(command: str, words: str, kind: type[SlurmError]) -> None:
+    assert type(runner.failure(command, words)) is kind
+
+
+def test_a_missing_command_and_a_silent_one_say_what_to_do() -> None:
+    with pytest.raises(SlurmMissing, match="no such command"):
+        runner.run(["/nowhere/squeue"])
+    with pytest.raises(ControllerDown, match="no answer within"):
+        runner.run(["sleep", "30"], timeout_s=0.05)
+
+
+def test_a_users_own_settings_do_not_reach_our_commands() -> None:
+    clean = runner.environment({"SQUEUE_FORMAT": "%i", "SACCT_FEDERATION": "1", "PATH": "/bin", "LC_ALL": "de_DE"})
+    assert clean == {"PATH": "/bin", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
