@@ -38,6 +38,19 @@ def command_env(layout: Layout) -> dict[str, str]:
     return {**outer, **daemon_env(layout)}
 
 
+def make_home(layout: Layout, user: str) -> tuple[pwd.struct_passwd, Path]:
+    """The user, and a home of theirs inside the testbed, made now if there is none."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise BadInput(f"testbed: no user '{user}' on this machine") from None
+    home = layout.home / user
+    if not home.exists():
+        home.mkdir()
+        os.chown(home, entry.pw_uid, entry.pw_gid)
+    return entry, home
+
+
 def user_command(
     layout: Layout, command: Sequence[str], user: str | None, enter: Sequence[str] = ()
 ) -> tuple[list[str], dict[str, str]]:
@@ -48,19 +61,12 @@ def user_command(
     env = command_env(layout)
     if user is None:
         return [*enter, *command], env
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError:
-        raise BadInput(f"testbed: no user '{user}' on this machine") from None
     if closed := closed_directory():
         raise GpushareError(
             f"testbed: {user} cannot run gpushare from {sys.prefix}: {closed} is closed to others",
             "Install or clone it elsewhere, e.g. in /opt.",
         )
-    home = layout.home / user
-    if not home.exists():
-        home.mkdir()
-        os.chown(home, entry.pw_uid, entry.pw_gid)
+    entry, home = make_home(layout, user)
     env |= {"HOME": str(home), "USER": user, "LOGNAME": user}
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
         env.pop(name, None)

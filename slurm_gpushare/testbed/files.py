@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.testbed import confs
 from slurm_gpushare.testbed.emulator import create_node
-from slurm_gpushare.testbed.environment import daemon_env
+from slurm_gpushare.testbed.environment import daemon_env, make_home
 from slurm_gpushare.testbed.layout import Layout, Shape, State
 from slurm_gpushare.testbed.scripts import write_scripts
 
@@ -23,6 +23,7 @@ def make_directories(layout: Layout, shape: Shape) -> None:
         path.mkdir(parents=True)
     layout.home.mkdir()
     layout.home.chmod(0o1777)
+    make_homes(layout)
     make_gpushare_directories(layout)
     for node in shape.node_names:
         (layout.spool / node).mkdir()
@@ -33,6 +34,11 @@ def make_directories(layout: Layout, shape: Shape) -> None:
     key = layout.etc / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
+
+
+def make_homes(layout: Layout) -> None:
+    for user in confs.TEST_USERS:
+        make_home(layout, user)
 
 
 def make_gpushare_directories(layout: Layout) -> None:

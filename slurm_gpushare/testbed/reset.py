@@ -8,12 +8,12 @@ from pathlib import Path
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.confs import version
-from slurm_gpushare.testbed.files import clean_emulation, make_gpushare_directories
+from slurm_gpushare.testbed.files import clean_emulation, make_gpushare_directories, make_homes
 from slurm_gpushare.testbed.processes import stop_pids, wait_until
 
 
 def reset(testbed: Testbed) -> None:
-    """No jobs, idle GPUs, every daemon alive, the configuration and our own files as `up` made them.
+    """No jobs, idle GPUs, every daemon alive, the configuration, our own files and users' homes as `up` made them.
 
     Accounting keeps what it has, and job ids go on.
     """
@@ -24,6 +24,8 @@ def reset(testbed: Testbed) -> None:
     stop_pids(testbed.strays(), grace_s=0.2)  # samplers, whose records go anyway, and what a test left behind
     changed = _restore_configuration(testbed)
     _empty(testbed.layout.gpushare)
+    _empty(testbed.layout.home)
+    make_homes(testbed.layout)
     make_gpushare_directories(testbed.layout)
     clean_emulation(testbed.layout, testbed.shape)
     if changed:
