@@ -328,3 +328,25 @@ def test_a_whole_node_job_of_higher_priority_gets_its_node_as_if_guests_were_not
     waited_s = (ended[whole].start_s or 0) - free_s
     assert waited_s <= site.config.lease_s, f"the node was free of residents {waited_s} s before"
     assert guests, "they are there, and long: one beside a resident would have kept the node busy for 40 s"
+
+
+def test_a_job_explains_itself_to_whoever_asks(site: Site) -> None:
+    jobs = [site.submit(number) for number in range(5)]
+    daemon = site.daemon("fcfs")
+    with site.environment():
+        daemon.once()
+        site.wait_running(jobs)
+        daemon.once()
+    guest = next(
+        job for job in jobs if {d.kind for d in site.store.decisions.of_job(int(job))} & {"beside", "together"}
+    )
+    command = [sys.executable, "-m", "slurm_gpushare", "job", guest]
+    told = site.testbed.run(command).stdout
+    assert f"Job {guest}: RUNNING" in told
+    assert "shared GPU" in told
+    assert "with job" in told
+    as_user = site.testbed.run(command, user="games").stdout
+    assert "was sent to GPU" in as_user, "the tag and Slurm are enough"
+    missing = site.testbed.run([*command[:-1], "999999"], check=False)
+    assert missing.returncode == 2
+    assert "no job 999999" in missing.stderr
