@@ -18,6 +18,7 @@ from slurm_gpushare.coschedule.nudge import Nudge, watched_paths
 from slurm_gpushare.coschedule.records import make_ingest
 from slurm_gpushare.errors import ConfigError, GpushareError
 from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.tags import JobTags
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
@@ -38,6 +39,8 @@ class Daemon:
         self._helper = Helper(config, slurm, store, self._learner.knowledge, policy=policy, dry_run=dry_run)
         self._stop = self._reload = self._nudged = False
         self._ticks = 0
+        self._unreported = {"ticks": 0, "tick_ms": 0}
+        self._claimed: set[str] = set()
         self._beaten_s = 0.0
         self._configure(config)
 
@@ -53,15 +56,18 @@ class Daemon:
         changed = False
         if not self._dry_run:
             self._tags.take(jobs)
+            self._claim(jobs)
             summary = self._ingest.run(now_s)
             changed = any(summary.counts.values())
         if changed or self._ticks == 0:
             self._learner.catch_up(self._config)
         report = self._helper.tick(jobs)
         report.calls += 1
+        self._ticks += 1
+        self._unreported["ticks"] += 1
+        self._unreported["tick_ms"] += round(1000 * report.total_s)
         if not self._dry_run:
             self._beat(now_s, changed)
-        self._ticks += 1
         return report
 
     def run(self) -> None:
@@ -94,11 +100,21 @@ class Daemon:
             self._hook_file.beat(0)  # so that the hook gives no lease that nobody would end
         log.info("stop", ticks=self._ticks)
 
+    def _claim(self, jobs: list[Job]) -> None:
+        """A token belongs to whoever submitted with it first, not to whose job ends first."""
+        tagged = [job for job in jobs if job.tag and job.tag.token and job.tag.token not in self._claimed]
+        self._store.workloads.claim(
+            {job.tag.token: job.uid for job in sorted(tagged, key=_latest_first) if job.tag and job.tag.token}
+        )
+        self._claimed = {job.tag.token for job in jobs if job.tag and job.tag.token}
+
     def _beat(self, now_s: float, changed: bool) -> None:
         """Tell the hook that we are alive, and what is new; only after a tick that worked."""
         if changed or now_s - self._beaten_s >= min(10.0, self._config.heartbeat_s / 4) or now_s < self._beaten_s:
             self._store.live.beat("helper", now_s)
             self._hook_file.sync(self._store, now_s)
+            self._store.counters.add(self._unreported)
+            self._unreported = dict.fromkeys(self._unreported, 0)
             self._beaten_s = now_s
 
     def _tell(self, report: TickReport) -> None:
@@ -129,6 +145,10 @@ class Daemon:
         self._configure(config)
         self._helper.configure(config)
         log.info("reload", policy=self._helper.settings.policy)
+
+
+def _latest_first(job: Job) -> tuple[int, int]:
+    return -job.submit_s, -job.raw_id
 
 
 def _check_user(slurm_user: str) -> None:

@@ -75,10 +75,12 @@ class Workloads:
             row = connection.execute(query).one_or_none()
         return Workload(*row) if row else None
 
-    def claim(self, token: str, uid: int) -> int:
-        """The token's owner: `uid` if it had none. The helper claims the tokens of jobs as it first sees them."""
+    def claim(self, owners: Mapping[str, int]) -> dict[str, int]:
+        """The owner of each token: the given uid if it had none. The helper claims for jobs as it sees them."""
+        if not owners:
+            return {}
         with self._db.write() as connection:
-            return claim(connection, {token: uid})[token]
+            return claim(connection, owners)
 
     def raise_memory(self, token: str, mem_mib: int) -> None:
         """Remember that the workload needs at least `mem_mib`, e.g. after an out-of-memory beside a neighbour."""

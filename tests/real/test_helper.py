@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import pwd
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from helper_kit import TOKENS, Site, original
+from helper_kit import SLEEP, TOKENS, Site, original
 
 from slurm_gpushare.coschedule.occupancy import Card, placed_card
 from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import show
+from slurm_gpushare.testbed.jobs import show, submit
 from slurm_gpushare.testbed.processes import wait_until
 
 
@@ -228,6 +229,18 @@ def test_a_job_whose_hook_was_away_is_tagged_and_left_as_it_asked(site: Site) ->
     assert after.tag.token == TOKENS[0]
     assert after.tag.original is None
     assert after.per_node == asked
+
+
+def test_a_token_belongs_to_whoever_submitted_with_it_first(site: Site) -> None:
+    new = "gs-" + "z" * 19 + "7"
+    options = ("--gres=gpu:1", "--mem=100", "--output=/dev/null", "--hold", f"--comment=gpushare:{new}")
+    for user in ("games", "man"):
+        submit(site.testbed, SLEEP, *options, user=user)
+    site.tick()
+    workload = site.store.workloads.get(new)
+    assert workload is not None
+    assert workload.owner_uid == pwd.getpwnam("games").pw_uid
+    assert site.store.counters.all()["ticks"] == 1
 
 
 def test_one_helper_at_a_time_and_a_stop_that_the_hook_sees(site: Site) -> None:

@@ -21,8 +21,8 @@ def store(store_url: str) -> Iterator[Store]:
 
 
 def test_the_first_who_claims_a_token_owns_it(store: Store) -> None:
-    assert store.workloads.claim(A, ALICE) == ALICE
-    assert store.workloads.claim(A, BOB) == ALICE
+    assert store.workloads.claim({A: ALICE}) == {A: ALICE}
+    assert store.workloads.claim({A: BOB}) == {A: ALICE}
 
 
 def test_the_latest_model_of_a_gpu_model_is_in_force(store: Store) -> None:
