@@ -6,12 +6,15 @@ import re
 import sys
 from pathlib import Path
 
+from hook_testbed import write_hook_file
+
 from slurm_gpushare.testbed.cluster import Testbed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_command_of_the_quick_start_works_for_an_ordinary_user(testbed: Testbed) -> None:
+    write_hook_file(testbed)  # a helper is alive
     home = testbed.layout.home / "games"
     (home / "train.sh").write_text("#!/bin/sh\nsleep 1\n")
     (home / "train.sh").chmod(0o755)
