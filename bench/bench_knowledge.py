@@ -1,15 +1,15 @@
 """How well jobs are paired by what the knowledge predicts, and how fast it is.
 
 Pairings: batches of 20 jobs are matched by maximum weight of the predicted packing saving. The score is the share of
-the way from random pairing to the oracle that knows the measured rates, for PS and for the worse job's ISD. No model is
-fitted on a family that it is scored on.
+the way from random pairing to the oracle that knows the measured rates, for PS and for the worse job's ISD, of the
+means over all batches. No model is fitted on a family that it is scored on, and spreads are learned inside each fit.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from slurm_gpushare.knowledge.cells import packing_saving_pct, worse_isd_pct
+from slurm_gpushare.knowledge.cells import cell_tables, packing_saving_pct, worse_isd_pct
 from slurm_gpushare.knowledge.default import default_model
 from slurm_gpushare.knowledge.files import Pairs, Profiles, read_pairs, read_profiles
+from slurm_gpushare.knowledge.fitting import fit
 from slurm_gpushare.knowledge.interference import Interference, Telemetry
-from slurm_gpushare.knowledge.kb import fit
+from slurm_gpushare.knowledge.kb import KnowledgeBase, feature
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 
 Floats = NDArray[np.float64]
@@ -56,13 +57,13 @@ class Contest:
         everyone = [np.ix_(batch, batch) for batch in self.batches]
         upper = np.triu_indices(BATCH, 1)
         self.random = np.array([[self._ps[at][upper].mean(), self._isd[at][upper].mean()] for at in everyone]).mean(0)
-        self.oracle = self._outcome(self._ps)
+        self.oracle = self.outcome(self._ps)
 
     def score(self, weight: Floats) -> Floats:
-        share: Floats = (self._outcome(weight) - self.random) / (self.oracle - self.random)
+        share: Floats = (self.outcome(weight) - self.random) / (self.oracle - self.random)
         return share
 
-    def _outcome(self, weight: Floats) -> Floats:
+    def outcome(self, weight: Floats) -> Floats:
         found = []
         for batch in self.batches:
             i, j = matching(weight[np.ix_(batch, batch)])
@@ -97,54 +98,103 @@ def among(pairs: Pairs, names: set[str], chosen: set[tuple[str, str]] | None = N
     )
 
 
-def partners(names: tuple[str, ...], count: int, rng: np.random.Generator, each: bool) -> set[tuple[str, str]]:
-    """Pairings observed: `each` job draws `count` partners, or every job takes part in about `count` pairings."""
-    draws = count if each else (count + 1) // 2
-    return {(name, names[at]) for name in names for at in rng.choice(len(names), min(draws, len(names)), replace=False)}
+def partners(names: tuple[str, ...], count: int, rng: np.random.Generator) -> set[tuple[str, str]]:
+    """Random pairings of which every job is in about `count`: each draws half as many partners, itself among them."""
+    draws = min((count + 1) // 2, len(names))
+    return {(name, names[at]) for name in names for at in rng.choice(len(names), draws, replace=False)}
 
 
-def splits(profiles: Profiles) -> Iterator[tuple[list[int], list[int]]]:
-    """(known, held back): three families are held back at a time, so that batches are varied."""
-    groups = sorted(set(profiles.groups))
-    for held in combinations(groups, min(3, len(groups) - 1)):
-        yield (
-            [at for at, group in enumerate(profiles.groups) if group not in held],
-            [at for at, group in enumerate(profiles.groups) if group in held],
-        )
+def ridge_rates(old: Profiles, measured: Pairs, new: Profiles) -> Floats:
+    """Ridge regression of the log slow-down on both jobs' telemetry and its products."""
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rates = rate_table(measured, old.names)
+    known = np.isfinite(rates).ravel()
+    model = make_pipeline(StandardScaler(), RidgeCV(np.logspace(-2, 3, 11)))
+    model.fit(_both(old)[known], -np.log(rates.ravel()[known]))
+    return np.exp(-np.maximum(model.predict(_both(new)), 0.0)).reshape(len(new), len(new))
 
 
-def leave_groups_out(profiles: Profiles, pairs: Pairs, say: Callable[[str], None]) -> None:
-    """Print the score of every way of predicting, on families that were held back."""
-    scores: dict[str, list[Floats]] = {}
+def _both(profiles: Profiles) -> Floats:
+    columns = [profiles.column(name) / 100.0 for name in ("gpu_util_mean_pct", "mem_access_mean_pct")]
+    columns.append(profiles.column("mem_used_mib") / profiles.column("mem_total_mib"))
+    terms = [np.repeat(column, len(column)) for column in columns]
+    terms += [np.tile(column, len(column)) for column in columns]
+    terms += [np.outer(column, column).ravel() for column in columns]
+    return np.column_stack(terms)
+
+
+def cell_rates(base: KnowledgeBase, new: Profiles) -> Floats:
+    """The rates of the K-means clusters that the jobs fall in, and nothing else."""
+    assert base.model is not None
+    clusters = base.model.assign(np.column_stack([feature(new, name) for name in base.model.features]))
+    return np.exp(-np.maximum(cell_tables(base.cells, base.k, clusters)[0], 0.0))
+
+
+def leave_groups_out(profiles: Profiles, pairs: Pairs, out: int, say: Callable[[str], None]) -> None:
+    """Print the score of every way of predicting, on `out` families that were held back at a time."""
+    gained: dict[str, list[Floats]] = {}
+    possible: list[Floats] = []
     covered: list[float] = []
-    parts = list(splits(profiles))
-    for number, (known, held) in enumerate(parts):
+    held_back = list(combinations(sorted(set(profiles.groups)), out))
+    for number, families in enumerate(held_back):
+        known = [at for at, group in enumerate(profiles.groups) if group not in families]
+        held = [at for at, group in enumerate(profiles.groups) if group in families]
         old, new = profiles.take(known), profiles.take(held)
-        rates = rate_table(among(pairs, set(new.names)), new.names)
-        contest = Contest(rates, BATCHES // len(parts), seed=number)
+        measured, hidden = among(pairs, set(old.names)), among(pairs, set(new.names))
+        rates = rate_table(hidden, new.names)
+        contest = Contest(rates, BATCHES // len(held_back), seed=number)
+        possible.append(contest.oracle - contest.random)
         busy, access = new.column("gpu_util_mean_pct"), new.column("mem_access_mean_pct")
-        base = fit(old, among(pairs, set(old.names)))
+        base = fit(old, measured)
         cold = base.predict(new)
         covered.append(float(np.mean(rates >= cold.low)))
+        tables = {
+            "ridge regression": ridge_rates(old, measured, new),
+            "K-means cells": cell_rates(base, new),
+            "kb, cold": cold.mean,
+        }
+        for count in (5, 10) if out > 1 else ():
+            drawn = partners(new.names, count, np.random.default_rng([number, count]))
+            tables[f"kb, {count} observed pairings a job"] = base.predict(
+                new, among(hidden, set(new.names), drawn)
+            ).mean
         weights = {
             "product of GPU utilisations": -np.outer(busy, busy),
             "product of memory accesses": -np.outer(access, access),
-            "kb, cold": packing_saving_pct(cold.mean, cold.mean.T),
-        }
-        for count in (5, 10):
-            for each in (False, True):
-                drawn = partners(new.names, count, np.random.default_rng([number, count]), each)
-                seen = base.predict(new, among(pairs, set(new.names), drawn)).mean
-                how = f"kb, each job draws {count} partners" if each else f"kb, {count} pairings a job"
-                weights[how] = packing_saving_pct(seen, seen.T)
+        } | {name: packing_saving_pct(table, table.T) for name, table in tables.items()}
         for name, weight in weights.items():
-            scores.setdefault(name, []).append(contest.score(weight))
-    say(f"share of the way from random to oracle, {BATCHES} batches of {BATCH} jobs, {len(parts)} splits by family")
-    say(f"{'':36s} {'PS':>6s} {'ISD':>6s} {'worst':>6s}")
-    for name, found in scores.items():
-        table = np.array(found)
-        say(f"{name:36s} {table[:, 0].mean():6.2f} {table[:, 1].mean():6.2f} {table.min():6.2f}")
+            gained.setdefault(name, []).append(contest.outcome(weight) - contest.random)
+    say(f"{out} of {len(set(profiles.groups))} families held back, {len(held_back)} ways: share of the way to oracle")
+    say(f"{'':36s} {'PS':>6s} {'ISD':>6s}")
+    for name, found in gained.items():
+        ps, isd = np.sum(found, axis=0) / np.sum(possible, axis=0)
+        say(f"{name:36s} {ps:6.2f} {isd:6.2f}")
     say(f"true rates above the cold predictions' low end: {np.mean(covered):.3f} (meant: 0.900)")
+    if out > 1:
+        say("observed: each job draws half as many partners at random as it is then seen with; both rates are told")
+
+
+def v100_structure(pairs: Pairs, say: Callable[[str], None]) -> None:
+    """How much of the log slow-down a product of two effects explains, and a sum of them."""
+    log = -np.log(rate_table(pairs, tuple(pairs.names)))
+    known = np.isfinite(log)
+    left = {"sum": log - np.nanmean(log), "product": log}
+    victim, neighbour = np.zeros(len(log)), np.zeros(len(log))
+    for _ in range(100):
+        victim = np.nanmean(left["sum"] - neighbour[None, :], axis=1)
+        neighbour = np.nanmean(left["sum"] - victim[:, None], axis=0)
+    left["sum"] = left["sum"] - victim[:, None] - neighbour[None, :]
+    s, h = np.ones(len(log)), np.ones(len(log))
+    for _ in range(100):
+        s = np.nansum(log * h[None, :], axis=1) / np.sum(known * np.square(h)[None, :], axis=1)
+        h = np.nansum(log * s[:, None], axis=0) / np.sum(known * np.square(s)[:, None], axis=0)
+    left["product"] = log - np.outer(s, h)
+    for name, rest in left.items():
+        share = 1.0 - np.nansum(np.square(rest)) / np.nansum(np.square(log - np.nanmean(log)))
+        say(f"V100: a {name} of victim and neighbour effects explains {share:.1%} of the variance of log slow-down")
 
 
 def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
@@ -207,7 +257,11 @@ def main(out: Path) -> None:
     data = Path(os.environ.get("GPUSHARE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     if data.is_dir():
         profiles = read_profiles(data / "rtx3090_profiles.csv")
-        leave_groups_out(profiles, read_pairs(data / "rtx3090_pairs.csv", profiles.names, clip=False), say)
+        pairs = read_pairs(data / "rtx3090_pairs.csv", profiles.names, clip=False)
+        say(f"pairings of held-back jobs, {BATCHES} batches of {BATCH}")
+        leave_groups_out(profiles, pairs, 1, say)
+        leave_groups_out(profiles, pairs, 3, say)
+        v100_structure(read_pairs(data / "v100_pairs.csv"), say)
         v100_learning(read_pairs(data / "v100_pairs.csv"), say)
     else:
         say(f"no measured data in {data}: set GPUSHARE_DATA to score pairings")

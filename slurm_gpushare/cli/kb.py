@@ -31,12 +31,12 @@ def kb() -> None:
 @_MODEL
 def fit(profiles: Path | None, pairs: Path, out: Path, k: int | None, gpu_model: str | None) -> None:
     """Learn a knowledge base from measured pairs."""
-    from slurm_gpushare.knowledge import kb as base
+    from slurm_gpushare.knowledge import fitting
     from slurm_gpushare.knowledge.files import read_pairs, read_profiles
 
     known = read_profiles(profiles, gpu_model) if profiles else None
     measured = read_pairs(pairs, known.names if known else None, gpu_model, repeats=True, clip=False)
-    result = base.fit(known, measured, source=f"{int(measured.feasible.sum())} feasible pairs of {pairs.name}", k=k)
+    result = fitting.fit(known, measured, source=f"{int(measured.feasible.sum())} feasible pairs of {pairs.name}", k=k)
     result.save(out)
     click.echo(
         f"{result.gpu_model}: {len(result.members)} profiles, {len(result.measured)} rates, {result.k} clusters by "
@@ -55,7 +55,7 @@ def predict(kb_file: Path | None, profiles: Path, observed: Path | None, out: Pa
 
     Besides the columns of a pairs file the output has low_a and low_b, the pessimistic ends of the rates.
     """
-    from slurm_gpushare.knowledge.default import default_kb
+    from slurm_gpushare.knowledge.default import default_kb, default_model
     from slurm_gpushare.knowledge.files import read_pairs, read_profiles, write_rows
     from slurm_gpushare.knowledge.kb import KnowledgeBase, fits_together
 
@@ -64,7 +64,7 @@ def predict(kb_file: Path | None, profiles: Path, observed: Path | None, out: Pa
     seen = read_pairs(observed, asked.names, gpu_model, repeats=True, clip=False) if observed else None
     if seen is not None and seen.gpu_model != asked.gpu_model:
         raise BadInput(f"{observed}: pairs of {seen.gpu_model}, profiles of {asked.gpu_model}", "Use one GPU model.")
-    rates = base.predict(asked, seen)
+    rates = base.predict(asked, seen, default_model())
     feasible = fits_together(asked)
     if seen is not None:
         place = {name: at for at, name in enumerate(asked.names)}

@@ -15,6 +15,7 @@ from slurm_gpushare.knowledge.default import default_kb, default_model
 from slurm_gpushare.knowledge.kb import KnowledgeBase
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.prior import CellPrior
+from slurm_gpushare.knowledge.rates import UNIT_SD
 from slurm_gpushare.store.sharing import Observation
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.workloads import Assignment, Profile
@@ -23,8 +24,6 @@ ENOUGH_PROFILES = 30
 """With fewer the shipped model says more than a model of one's own."""
 DURATION_SD = 0.1
 """How far two runs of the same job differ, relative: what an observation from elapsed times is worth."""
-UNIT_SD = 0.05
-"""The relative error of an observation of weight 1."""
 
 
 @dataclass(frozen=True, slots=True)

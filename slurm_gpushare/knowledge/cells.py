@@ -15,6 +15,9 @@ Index = NDArray[np.intp]
 PRIOR_PAIRS = 2.0
 """How many pairs' worth of belief in the mean over all cells a cell starts with."""
 
+HALF_WAY, DOUBT_RATES = 0.5, 20.0
+"""Regression and cells count alike until rates say otherwise, and that belief is worth so many rates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -46,6 +49,39 @@ def make_cells(k: int, victim: Index, neighbour: Index, log_slowdown: Floats) ->
             deviation = float(np.square(mine - mean).sum()) + PRIOR_PAIRS * spread**2
             cells.append(Cell(v, n, mean, math.sqrt(deviation / (count + PRIOR_PAIRS)), count))
     return cells
+
+
+def cell_tables(cells: Sequence[Cell], k: int, clusters: Index) -> tuple[Floats, Floats]:
+    """Mean and variance of the log slow-down of jobs of these clusters, victims in rows; NaN without a cluster (-1)."""
+    mean, variance = np.full((k + 1, k + 1), np.nan), np.full((k + 1, k + 1), np.nan)
+    for cell in cells:
+        mean[cell.victim, cell.neighbour] = cell.mean
+        variance[cell.victim, cell.neighbour] = cell.sd**2 * (1.0 + 1.0 / (cell.pairs + PRIOR_PAIRS))
+    at = np.ix_(clusters, clusters)
+    return mean[at], variance[at]
+
+
+def towards_cells(
+    mean: Floats, variance: Floats, cell_mean: Floats, cell_variance: Floats, share: Floats
+) -> tuple[Floats, Floats]:
+    """Log slow-downs moved `share` of the way towards their cells; as they are where there is no cell.
+
+    Both may rest on the same pairs, so that agreeing does not make them more certain: the variance is a mixture's.
+    """
+    share = np.where(np.isnan(cell_mean), 0.0, share)
+    towards, wide = np.nan_to_num(cell_mean), np.nan_to_num(cell_variance)
+    both = (1.0 - share) * variance + share * wide + share * (1.0 - share) * np.square(mean - towards)
+    return (1.0 - share) * mean + share * towards, both
+
+
+def best_share(truth: Floats, mean: Floats, cell_mean: Floats) -> float:
+    """How far towards the cells predictions are nearest to the truth; half way where there is little to tell by."""
+    towards = cell_mean - mean
+    if not len(truth) or not np.any(towards):
+        return HALF_WAY
+    doubt = DOUBT_RATES * float(np.square(towards).mean())
+    share = (float((truth - mean) @ towards) + HALF_WAY * doubt) / (float(towards @ towards) + doubt)
+    return min(max(share, 0.0), 1.0)
 
 
 def isd_matrix(cells: Sequence[Cell], k: int) -> Floats:

@@ -12,25 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.cells import Cell, make_cells, tercile_clusters
-from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
+from slurm_gpushare.knowledge.cells import Cell, cell_tables, towards_cells
+from slurm_gpushare.knowledge.clusters import ClusterModel
+from slurm_gpushare.knowledge.empirical import adapt
 from slurm_gpushare.knowledge.files import Pairs, Profiles, write_text
 from slurm_gpushare.knowledge.interference import (
+    PESSIMISM,
     Coefficients,
     Interference,
     Observed,
-    Posterior,
     Spread,
     Telemetry,
-    jobs_known,
+    expected,
 )
+from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.knowledge.rates import RateTable
 
 Floats = NDArray[np.float64]
 
-FORMAT = 1
-FROM_TELEMETRY = "k-means on telemetry"
-FROM_RATES = "terciles of the mean aggressor effect (no telemetry)"
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class KnowledgeBase:
     interference: Interference
     k: int
     cells: tuple[Cell, ...]
+    cell_share: float
+    """How far towards the cell a prediction from telemetry is moved, 0..1."""
     clusters_from: str
     model: ClusterModel | None
     """None where the profiles had no telemetry to cluster."""
@@ -72,12 +74,12 @@ class KnowledgeBase:
             "clusters_from": self.clusters_from,
             "k": self.k,
             "cells": [asdict(cell) for cell in self.cells],
+            "cell_share": self.cell_share,
             "model": self.model.to_json() if self.model else None,
             "coefficients": general.coefficients.mean.tolist(),
             "covariance": general.coefficients.covariance.tolist(),
             "spread": asdict(general.spread),
             "typical": list(general.typical),
-            "unknown": general.unknown,
             "members": [asdict(member) for member in self.members],
             "measured": [list(row) for row in self.measured],
         }
@@ -90,7 +92,7 @@ class KnowledgeBase:
                 raise BadInput(f"{where}: of format {body['format']}", f"This release reads format {FORMAT}.")
             coefficients = Coefficients(np.array(body["coefficients"], float), np.array(body["covariance"], float))
             typical = float(body["typical"][0]), float(body["typical"][1])
-            general = Interference(coefficients, Spread(**body["spread"]), typical, float(body["unknown"]))
+            general = Interference(coefficients, Spread(**body["spread"]), typical)
             if coefficients.mean.shape != (5,) or coefficients.covariance.shape != (5, 5):
                 raise ValueError("coefficients of another shape")
             return cls(
@@ -98,6 +100,7 @@ class KnowledgeBase:
                 general,
                 int(body["k"]),
                 tuple(Cell(**cell) for cell in body["cells"]),
+                float(body["cell_share"]),
                 str(body["clusters_from"]),
                 ClusterModel.from_json(body["model"]) if body["model"] else None,
                 tuple(Member(**member) for member in body["members"]),
@@ -119,22 +122,41 @@ class KnowledgeBase:
             raise BadInput(f"{path}: not a knowledge base", "Write one with 'gpushare kb fit'.")
         return cls.from_json(body, str(path))
 
-    def predict(self, profiles: Profiles, observed: Pairs | None = None) -> RateTable:
-        """Rates of every profile beside every other and beside its own kind, after what was observed among them."""
+    def predict(
+        self, profiles: Profiles, observed: Pairs | None = None, model: ClusterModel | None = None
+    ) -> RateTable:
+        """Rates of every profile beside every other and beside its own kind, after what was observed among them.
+
+        `model` finds the profiles' clusters where the base has no model of its own.
+        """
         if profiles.gpu_model.lower() != self.gpu_model.lower():
             raise BadInput(
                 f"profiles of {profiles.gpu_model}, knowledge of {self.gpu_model}",
                 "Rates of one GPU model say nothing about another: fit a knowledge base for it.",
             )
         jobs = telemetry(profiles)
-        place = {name: at for at, name in enumerate(profiles.names)}
-        seen = _observed(observed, place, self.interference.spread.noise) if observed is not None else None
         known = self._known(profiles.names, jobs)
-        if known:
-            return self._with_members(jobs, seen, known)
-        if seen is None or not len(seen.rate):
-            return self.interference.rates(jobs, jobs)
-        return Posterior(self.interference, jobs, seen).rates()
+        place = {name: at for at, name in enumerate(profiles.names)}
+        seen = self._measured_among(known)
+        if observed is not None:
+            seen = _joined(seen, rates_in(observed, place, self.interference.spread.noise))
+        mean, cold = self.interference.cold(jobs, jobs)
+        variance = cold
+        if len(seen.rate):
+            mean, variance = Posterior(adapt(self.interference, jobs, seen), jobs, seen).table()
+        cells = cell_tables(self.cells, self.k, self._clusters(profiles, model, known))
+        left = np.minimum(variance / cold, 1.0)  # of the doubt before observations; as it goes, so does the cell's say
+        return expected(*towards_cells(mean, variance, *cells, self.cell_share * left), PESSIMISM)
+
+    def _clusters(self, profiles: Profiles, model: ClusterModel | None, known: Mapping[int, int]) -> NDArray[np.intp]:
+        """The cluster of each profile, -1 where nothing tells."""
+        model = self.model or model
+        clusters = np.full(len(profiles), -1, dtype=np.intp)
+        if model is not None and model.k == self.k:
+            clusters = model.assign(np.column_stack([feature(profiles, name) for name in model.features]))
+        for index, row in known.items():
+            clusters[row] = self.members[index].cluster
+        return clusters
 
     def _known(self, names: Sequence[str], jobs: Telemetry) -> dict[int, int]:
         """Member's index -> row, for profiles that the knowledge was fitted on: same name and same numbers."""
@@ -146,49 +168,10 @@ class KnowledgeBase:
                 found[index] = at
         return found
 
-    def _with_members(self, jobs: Telemetry, seen: Observed | None, known: dict[int, int]) -> RateTable:
+    def _measured_among(self, known: Mapping[int, int]) -> Observed:
         """What was measured of the members counts again, but only among those asked for: the rest is in the model."""
         rows = [(known[v], known[n], rate) for v, n, rate in self.measured if v in known and n in known]
-        noise = self.interference.spread.noise
-        own = Observed(
-            np.array([row[0] for row in rows], dtype=np.intp),
-            np.array([row[1] for row in rows], dtype=np.intp),
-            np.array([row[2] for row in rows], dtype=np.float64),
-            np.full(len(rows), noise),
-        )
-        everything = own if seen is None else _joined(own, seen)
-        return Posterior(self.interference, jobs, everything).rates()
-
-
-def fit(profiles: Profiles | None, pairs: Pairs, source: str = "", k: int | None = None) -> KnowledgeBase:
-    """Learn a knowledge base from measured pairs, with the telemetry of who was measured where there is any."""
-    if profiles is None:
-        names = tuple(pairs.names)
-        profiles = Profiles(names, ("",) * len(names), pairs.gpu_model, {})
-    if profiles.gpu_model != pairs.gpu_model:
-        raise BadInput(
-            f"profiles of {profiles.gpu_model}, pairs of {pairs.gpu_model}", "Both must be of one GPU model."
-        )
-    place = {name: at for at, name in enumerate(profiles.names)}
-    for name in pairs.names:
-        if name not in place:
-            raise BadInput(f"a pair of unknown profile '{name}'", "Every name of a pair needs its profile.")
-    seen = _observed(pairs, place, Spread().noise)
-    if len(seen.rate) < 2:
-        raise BadInput("no pair was feasible", "There is nothing to learn from.")
-    jobs = telemetry(profiles)
-    interference = Interference().fit(jobs, seen)
-    labels, model, how, count = _cluster(profiles, jobs, seen, k)
-    log = np.maximum(seen.log_slowdown, 0.0)
-    members = tuple(
-        Member(name, _or_none(busy), _or_none(access), int(cluster))
-        for name, busy, access, cluster in zip(profiles.names, jobs.busy, jobs.access, labels, strict=True)
-    )
-    measured = zip(seen.victim.tolist(), seen.neighbour.tolist(), seen.rate.tolist(), strict=True)
-    cells = make_cells(count, labels[seen.victim], labels[seen.neighbour], log)
-    return KnowledgeBase(
-        pairs.gpu_model, interference, count, tuple(cells), how, model, members, tuple(measured), source
-    )
+        return _rows(rows, self.interference.spread.noise)
 
 
 def telemetry(profiles: Profiles) -> Telemetry:
@@ -199,6 +182,16 @@ def telemetry(profiles: Profiles) -> Telemetry:
     return Telemetry(busy / 100.0, access / 100.0)
 
 
+def feature(profiles: Profiles, name: str) -> Floats:
+    """A column that clusters are made of: telemetry, or the share of the card's memory that a job uses."""
+    if name == "mem_used_pct":
+        return profiles.column("mem_used_mib") / profiles.column("mem_total_mib") * 100.0
+    if name in ("gpu_util_mean_pct", "mem_access_mean_pct"):
+        jobs = telemetry(profiles)
+        return (jobs.busy if name == "gpu_util_mean_pct" else jobs.access) * 100.0
+    return profiles.column(name)
+
+
 def fits_together(profiles: Profiles) -> NDArray[np.bool_]:
     """Whether the memory of every two profiles fits on one card; where it is not known nothing speaks against it."""
     used, total = profiles.column("mem_used_mib"), profiles.column("mem_total_mib")
@@ -206,33 +199,17 @@ def fits_together(profiles: Profiles) -> NDArray[np.bool_]:
     return np.asarray(~together)
 
 
-def _cluster(
-    profiles: Profiles, jobs: Telemetry, seen: Observed, k: int | None
-) -> tuple[NDArray[np.intp], ClusterModel | None, str, int]:
-    if jobs_known(jobs).all() and len(profiles) >= 3:
-        columns = {"gpu_util_mean_pct": jobs.busy * 100.0, "mem_access_mean_pct": jobs.access * 100.0}
-        share = profiles.column("mem_used_mib") / profiles.column("mem_total_mib") * 100.0
-        if not np.isnan(share).any():
-            columns["mem_used_pct"] = share
-        values = np.column_stack(list(columns.values()))
-        if len(np.unique(values, axis=0)) >= 3:
-            model = fit_clusters(values, list(columns), k=k)
-            return model.assign(values), model, FROM_TELEMETRY, model.k
-    pressed = np.zeros(len(profiles))
-    log = np.maximum(seen.log_slowdown, 0.0)
-    for at in range(len(profiles)):
-        mine = log[seen.neighbour == at]
-        pressed[at] = mine.mean() if len(mine) else log.mean()
-    return tercile_clusters(pressed), None, FROM_RATES, 3
-
-
-def _observed(pairs: Pairs, place: Mapping[str, int], noise: float) -> Observed:
+def rates_in(pairs: Pairs, place: Mapping[str, int], noise: float) -> Observed:
     """Both directions of every feasible pair."""
     rows: list[tuple[int, int, float]] = []
     for a, b, rate_a, rate_b in zip(pairs.profile_a, pairs.profile_b, pairs.rate_a, pairs.rate_b, strict=True):
         if not np.isnan(rate_a):
             rows.append((place[a], place[b], float(rate_a)))
             rows.append((place[b], place[a], float(rate_b)))
+    return _rows(rows, noise)
+
+
+def _rows(rows: Sequence[tuple[int, int, float]], noise: float) -> Observed:
     return Observed(
         np.array([row[0] for row in rows], dtype=np.intp),
         np.array([row[1] for row in rows], dtype=np.intp),
@@ -248,10 +225,6 @@ def _joined(first: Observed, second: Observed) -> Observed:
         np.concatenate([first.rate, second.rate]),
         np.concatenate([first.noise, second.noise]),
     )
-
-
-def _or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def _same(member: float | None, value: float) -> bool:

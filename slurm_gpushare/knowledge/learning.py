@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.rates import RateTable
+from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
 
 Floats = NDArray[np.float64]
 
@@ -40,8 +40,8 @@ class Spread:
     victim: float
     aggressor: float
     pair: float
-    noise: float = 0.05
-    """Of one observation of weight 1."""
+    noise: float = UNIT_SD
+    """Of one observation of weight 1, as `Knowledge.observe` defines it; of weight w its square is 1 / w of that."""
     correlation: float = 0.0
     """Between a token's victim and aggressor effects."""
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge.kb import KnowledgeBase
 from slurm_gpushare.knowledge.learning import Spread
+from slurm_gpushare.knowledge.rates import UNIT_SD
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +37,7 @@ class CellPrior:
         return [cluster if cluster is not None and 0 <= cluster < self._k else self._k for cluster in found]
 
 
-def within_cells(base: KnowledgeBase, noise: float = 0.05) -> Spread:
+def within_cells(base: KnowledgeBase, noise: float = UNIT_SD) -> Spread:
     """How far victims, aggressors and pairs scatter about their cells, from the rates that the base was fitted on.
 
     Where the base keeps none, the spreads of the measured V100 pairs about their common mean.

@@ -9,6 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+UNIT_SD = 0.05
+"""The relative error (standard deviation) of an observed rate of weight 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class RateTable:
@@ -26,4 +29,8 @@ class Knowledge(Protocol):
         """The rates of every victim beside every neighbour, by token."""
 
     def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None:
-        """Take in that `victim` ran at `rate` beside `neighbour`; `weight` is 1 / relative variance."""
+        """Take in that `victim` ran at `rate` beside `neighbour`.
+
+        `weight` is how much the observation is worth: 1 where its relative error is `UNIT_SD`, else the square of
+        `UNIT_SD` over its relative error.
+        """

@@ -12,13 +12,14 @@ from slurm_gpushare.coschedule.lanes import Lanes, Rates, Terms, Waiting, fill_l
 from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.coschedule.waits import expected_waits_s
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
+from slurm_gpushare.knowledge.rates import UNIT_SD
 from slurm_gpushare.simulate.durations import Durations
 from slurm_gpushare.simulate.exclusive import Policy
 from slurm_gpushare.simulate.whole import start_whole
 from slurm_gpushare.simulate.workload import Floats, Ints, Workload
 from slurm_gpushare.simulate.world import World
 
-OBSERVATION_NOISE = 0.05
+OBSERVATION_NOISE = UNIT_SD  # so that observations count with weight 1
 REFRESH = 0.01
 """The terms follow the observations each time that these have grown by so much: early ones at once."""
 

@@ -24,7 +24,7 @@ class Observation:
     neighbour: str
     rate: float
     weight: float
-    """1 / relative variance."""
+    """What it is worth against one whose relative error is 5 %: 1 is as much (`Knowledge.observe`)."""
     at_s: int
     id: int = 0
     """Grows; given by the store."""

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slurm_gpushare.knowledge.interference import Interference, Observed, Posterior, Telemetry
+from slurm_gpushare.knowledge.empirical import adapt, fit, measured_noise
+from slurm_gpushare.knowledge.interference import Interference, Observed, Spread, Telemetry
+from slurm_gpushare.knowledge.posterior import Posterior
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +54,7 @@ def test_busier_neighbours_are_predicted_to_slow_more() -> None:
 def test_fit_brings_cold_predictions_of_other_jobs_nearer(scale: float) -> None:
     """On a card where jobs disturb each other less, or more, than the priors say."""
     known, new = jobs(15), jobs(12, seed=7)
-    fitted = Interference().fit(known, seen(truth(known, scale=scale), everything(15)))
+    fitted = fit(Interference(), known, seen(truth(known, scale=scale), everything(15)))
     rates = truth(new, seed=8, scale=scale)
     assert error(fitted.rates(new, new).mean, rates) < 0.7 * error(Interference().rates(new, new).mean, rates)
     assert np.all(np.diag(fitted.coefficients.covariance) <= np.diag(Interference().coefficients.covariance) + 1e-12)
@@ -84,7 +86,7 @@ def test_nine_of_ten_true_rates_lie_above_the_low_end() -> None:
     for seed in range(12):
         new = jobs(14, seed)
         rates.append(truth(new, seed + 50))
-        low.append(Interference().fit(new, seen(rates[-1], everything(14))).rates(new, new).low)
+        low.append(fit(Interference(), new, seen(rates[-1], everything(14))).rates(new, new).low)
     assert 0.85 <= np.mean(np.array(rates) >= np.array(low)) <= 0.99
 
 
@@ -108,3 +110,37 @@ def test_jobs_without_telemetry_get_wide_intervals_and_learn() -> None:
     pairs = [(i, j) for i, j in everything(6) if i != j and (i + j) % 3]
     warm = Posterior(Interference(), blank, seen(rates, pairs)).rates()
     assert error(warm.mean, rates) < 0.5 * error(cold.mean, rates)
+
+
+def test_spreads_are_learned_from_the_pairs() -> None:
+    """A world in which telemetry says all of a job, and one in which it says little."""
+    known = jobs(14)
+    exact = np.exp(-np.outer(np.sqrt(known.busy * known.access), known.busy))
+    rng = np.random.default_rng(3)
+    wild = exact ** np.exp(rng.normal(0, 0.8, 14))[:, None]
+    told, untold = (fit(Interference(), known, seen(rates, everything(14))).spread for rates in (exact, wild))
+    assert told.sensitivity < 0.6 * Spread().sensitivity
+    assert untold.sensitivity > 1.3 * Spread().sensitivity
+    assert told.noise == Spread().noise
+
+
+def test_a_few_pairs_hardly_move_the_spreads() -> None:
+    known = jobs(4)
+    spread = adapt(Interference(), known, seen(truth(known), [(0, 1), (1, 0)])).spread
+    assert spread.sensitivity == pytest.approx(Spread().sensitivity, rel=0.3)
+    assert adapt(Interference(), known, seen(truth(known), [(0, 1)]).take(np.zeros(0, np.intp))).spread == Spread()
+
+
+def test_jobs_of_one_family_make_the_coefficients_less_certain_than_strangers() -> None:
+    known = jobs(12)
+    observed = seen(truth(known), everything(12))
+    strangers = fit(Interference(), known, observed, np.arange(12))
+    kin = fit(Interference(), known, observed, np.arange(12) // 6)
+    assert np.trace(kin.coefficients.covariance) > np.trace(strangers.coefficients.covariance)
+
+
+def test_noise_is_measured_where_rates_were_measured_twice() -> None:
+    rng = np.random.default_rng(0)
+    twice = [0.7 * np.exp(rng.normal(0, 0.03, 2)) for _ in range(200)]
+    assert measured_noise(twice) == pytest.approx(0.03, rel=0.25)
+    assert measured_noise([np.array([0.5])]) == Spread().noise

@@ -12,8 +12,17 @@ from click.testing import CliRunner
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.cells import isd_matrix, make_cells, packing_saving_pct, ps_matrix, tercile_clusters
+from slurm_gpushare.knowledge.cells import (
+    best_share,
+    isd_matrix,
+    make_cells,
+    packing_saving_pct,
+    ps_matrix,
+    tercile_clusters,
+)
 from slurm_gpushare.knowledge.default import default_kb, default_model
+from slurm_gpushare.knowledge.files import Pairs, Profiles
+from slurm_gpushare.knowledge.interference import Spread
 from slurm_gpushare.knowledge.kb import KnowledgeBase
 
 HEAD = "profile,gpu_model,gpu_util_mean_pct,mem_access_mean_pct,mem_used_mib,mem_total_mib\n"
@@ -169,3 +178,38 @@ def test_shipped_files_are_what_the_commands_make(data_dir: Path, tmp_path: Path
     made, shipped = KnowledgeBase.load(tmp_path / "kb.json"), default_kb()
     assert made.cells == shipped.cells
     assert made.interference.coefficients.mean == pytest.approx(shipped.interference.coefficients.mean, abs=1e-6)
+
+
+def test_where_telemetry_cannot_help_the_cell_of_the_clusters_speaks() -> None:
+    """The V100 pairs have no telemetry, so the exponents are a guess; clusters come from the model given."""
+    base, model = default_kb(), default_model()
+    assert base.cell_share == 1
+    centres = {name: model.centroids[:, at] for at, name in enumerate(model.features)}
+    profiles = Profiles(("light", "middle", "heavy"), ("",) * 3, "V100", centres)
+    rates = base.predict(profiles, model=model)
+    for cell in base.cells:
+        assert rates.mean[cell.victim, cell.neighbour] == pytest.approx(cell.rate, abs=0.06)
+    assert np.ptp(base.predict(Profiles(("x", "y"), ("",) * 2, "V100", {})).mean) < 1e-9, "nothing known: all alike"
+
+
+def test_the_say_of_the_cell_ends_with_observations() -> None:
+    base, model = default_kb(), default_model()
+    centres = {name: model.centroids[:, at] for at, name in enumerate(model.features)}
+    profiles = Profiles(("a", "b", "c"), ("",) * 3, "V100", centres)
+    seen = Pairs(("c",), ("c",), "V100", np.array([True]), np.array([0.97]), np.array([0.97]))
+    assert base.predict(profiles, model=model).mean[2, 2] < 0.65
+    assert base.predict(profiles, seen, model).mean[2, 2] > 0.9
+
+
+def test_cells_count_half_until_rates_tell() -> None:
+    truth, cell = np.full(500, 0.3), np.full(500, 0.5)
+    assert best_share(np.zeros(0), np.zeros(0), np.zeros(0)) == 0.5
+    assert best_share(truth, truth, cell) < 0.05
+    assert best_share(cell, truth, cell) > 0.95
+    assert 0.4 < best_share(truth[:3], truth[:3], cell[:3]) < 0.5
+
+
+def test_fitted_knowledge_keeps_what_it_learned(fitted: Path) -> None:
+    base = KnowledgeBase.load(fitted)
+    assert 0 <= base.cell_share <= 1
+    assert base.interference.spread != Spread()
