@@ -221,7 +221,7 @@ def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
 def speed(say: Callable[[str], None]) -> None:
     rng = np.random.default_rng(0)
     values = rng.uniform(0, 100, (100_000, 3))
-    jobs = Telemetry(rng.uniform(0, 1, 1000), rng.uniform(0, 1, 1000))
+    jobs = Telemetry(*(rng.uniform(0, 1, 1000) for _ in range(3)))
     model, general = default_model(), Interference()
     general.rates(jobs, jobs)
     say(f"assign 100,000 profiles: {best(lambda: model.assign(values)):.3f} s (limit 0.2)")

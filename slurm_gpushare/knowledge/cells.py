@@ -15,8 +15,8 @@ Index = NDArray[np.intp]
 PRIOR_PAIRS = 2.0
 """How many pairs' worth of belief in the mean over all cells a cell starts with."""
 
-HALF_WAY, DOUBT_RATES = 0.5, 20.0
-"""Regression and cells count alike until rates say otherwise, and that belief is worth so many rates."""
+CELL_RATES = 10.0
+"""So many rates for seven coefficients make the regression as good as the cells; a round guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,13 @@ def towards_cells(
     return (1.0 - share) * mean + share * towards, both
 
 
-def best_share(truth: Floats, mean: Floats, cell_mean: Floats) -> float:
-    """How far towards the cells predictions are nearest to the truth; half way where there is little to tell by."""
-    towards = cell_mean - mean
-    if not len(truth) or not np.any(towards):
-        return HALF_WAY
-    doubt = DOUBT_RATES * float(np.square(towards).mean())
-    share = (float((truth - mean) @ towards) + HALF_WAY * doubt) / (float(towards @ towards) + doubt)
-    return min(max(share, 0.0), 1.0)
+def cell_share(rates: int) -> float:
+    """How far to move predictions towards their cells when the regression was fitted on so many rates with telemetry.
+
+    1 where there are none, half at `CELL_RATES`, next to nothing after hundreds: cells do not tell jobs of a cluster
+    apart, and say less of other families of jobs than the regression does (docs/knowledge.md).
+    """
+    return CELL_RATES / (CELL_RATES + rates)
 
 
 def isd_matrix(cells: Sequence[Cell], k: int) -> Floats:

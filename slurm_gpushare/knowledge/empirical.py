@@ -35,9 +35,12 @@ _ROUNDS = 3
 def fit(general: Interference, jobs: Telemetry, observed: Observed, families: Index | None = None) -> Interference:
     """Coefficients and spreads after these measurements; the jobs' own effects are integrated out."""
     known = jobs_known(jobs)
+    busy, access, filled = general.typical
     if known.any():
-        logs = general.design(Telemetry(jobs.busy[known], jobs.access[known]))[:, 1:].mean(axis=0)
-        general = replace(general, typical=(float(logs[0]), float(logs[1])))
+        busy, access = general.design(jobs.take(known))[:, 1:].mean(axis=0).tolist()
+    if not np.isnan(jobs.filled).all():
+        filled = float(np.nanmean(jobs.filled))
+    general = replace(general, typical=(busy, access, filled))
     general = adapt(general, jobs, observed, families)
     return replace(general, coefficients=Posterior(general, jobs, observed, families).coefficients())
 

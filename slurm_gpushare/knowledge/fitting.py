@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge import empirical
-from slurm_gpushare.knowledge.cells import best_share, cell_tables, make_cells, tercile_clusters
+from slurm_gpushare.knowledge.cells import cell_share, make_cells, tercile_clusters
 from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
 from slurm_gpushare.knowledge.empirical import measured_noise
 from slurm_gpushare.knowledge.files import Pairs, Profiles
 from slurm_gpushare.knowledge.interference import Interference, Observed, Spread, Telemetry, jobs_known
 from slurm_gpushare.knowledge.kb import KnowledgeBase, Member, feature, rates_in, telemetry
-from slurm_gpushare.knowledge.posterior import Posterior
 
 Floats = NDArray[np.float64]
 
@@ -52,42 +51,11 @@ def fit(profiles: Profiles | None, pairs: Pairs, source: str = "", k: int | None
     )
     measured = zip(seen.victim.tolist(), seen.neighbour.tolist(), seen.rate.tolist(), strict=True)
     cells = make_cells(count, labels[seen.victim], labels[seen.neighbour], log)
-    share = 1.0 if model is None else _cell_share(profiles, jobs, seen, interference, model.features, count)
+    known = jobs_known(jobs)
+    share = cell_share(int((known[seen.victim] & known[seen.neighbour]).sum()))
     return KnowledgeBase(
         pairs.gpu_model, interference, count, tuple(cells), share, how, model, members, tuple(measured), source
     )
-
-
-def _cell_share(
-    profiles: Profiles,
-    jobs: Telemetry,
-    seen: Observed,
-    fitted: Interference,
-    features: Sequence[str],
-    k: int,
-) -> float:
-    """How far to trust cells, by leaving one family out at a time (one profile where there are no families)."""
-    values = np.column_stack([feature(profiles, name) for name in features])
-    families = _families(profiles)
-    families = np.arange(len(profiles), dtype=np.intp) if families is None else families
-    truth, mean, cell_mean = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
-    for family in np.unique(families):
-        kept = families != family
-        inside = kept[seen.victim] & kept[seen.neighbour]
-        if len(np.unique(values[kept], axis=0)) < k or inside.sum() < 2 or inside.all():
-            continue
-        rest = seen.take(np.flatnonzero(inside))
-        general = replace(Interference(), spread=fitted.spread, typical=fitted.typical)
-        general = replace(general, coefficients=Posterior(general, jobs, rest, families).coefficients())
-        model = fit_clusters(values[kept], features, k=k)
-        labels = model.assign(values)
-        log = np.maximum(rest.log_slowdown, 0.0)
-        cells = make_cells(k, labels[rest.victim], labels[rest.neighbour], log)
-        left = seen.take(np.flatnonzero(~inside))
-        truth.append(np.maximum(left.log_slowdown, 0.0))
-        mean.append(general.cold(jobs, jobs)[0][left.victim, left.neighbour])
-        cell_mean.append(cell_tables(cells, k, labels)[0][left.victim, left.neighbour])
-    return best_share(np.concatenate(truth), np.concatenate(mean), np.concatenate(cell_mean))
 
 
 def _families(profiles: Profiles) -> NDArray[np.intp] | None:

@@ -2,11 +2,12 @@
 
 The log slow-down of job i beside job j is modelled as
 
-    y_ij = s_i * h_j + c_i + p_ij
+    y_ij = s_i * h_j + g1 f_i + g2 f_j + c_i + p_ij
     log s_i = a0 + a1 log u_i + a2 log m_i + z_i      how sensitive job i is
     log h_j =      b1 log u_j + b2 log m_j + w_j      how hard job j presses
 
-with u the share of time the GPU was busy and m the share it spent accessing memory. z and w are what telemetry does not
+with u the share of time the GPU was busy, m the share it spent accessing memory and f the share of the card's memory
+that the job fills, against the typical job's. z and w are what telemetry does not
 tell of a token, c an error in its speed alone, p what only this pair does. All have Gaussian priors. The constants here
 are round and wide; `empirical.py` learns coefficients and spreads from measured pairs, `posterior.py` what observations
 say of particular jobs. docs/knowledge.md has the derivation and what it is worth.
@@ -63,7 +64,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """(a0, a1, a2, b1, b2): their mean and covariance."""
+    """(a0, a1, a2, b1, b2, g1, g2): their mean and covariance."""
 
     mean: Floats
     covariance: Floats
@@ -72,24 +73,27 @@ class Coefficients:
     def prior(cls) -> Coefficients:
         """Before any data: doubling both shares of time doubles sensitivity and pressure, and neither counts more.
 
-        The exponents are 0.5 +- 0.25, so that one below 0 (the busier, the less disturbed) needs strong evidence.
+        The exponents are 0.5 +- 0.25, so that one below 0 (the busier, the less disturbed) needs strong evidence. A
+        full card may cost either job something, 0 +- 0.2.
         """
-        return cls(np.array([0.0, 0.5, 0.5, 0.5, 0.5]), np.diag(np.square([1.0, 0.25, 0.25, 0.25, 0.25])))
+        sd = np.array([1.0, 0.25, 0.25, 0.25, 0.25, 0.2, 0.2])
+        return cls(np.array([0.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]), np.diag(np.square(sd)))
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Shares of time, 0..1, of each job: GPU busy and accessing memory; NaN where not known."""
+    """Shares, 0..1, of each job: of time GPU busy and accessing memory, of memory filled; NaN where not known."""
 
     busy: Floats
     access: Floats
+    filled: Floats
 
     def __len__(self) -> int:
         return len(self.busy)
 
-    def then(self, other: Telemetry) -> Telemetry:
-        """These jobs followed by `other`."""
-        return Telemetry(np.concatenate([self.busy, other.busy]), np.concatenate([self.access, other.access]))
+    def take(self, rows: NDArray[np.bool_]) -> Telemetry:
+        """Only these jobs."""
+        return Telemetry(self.busy[rows], self.access[rows], self.filled[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,8 @@ class Interference:
 
     coefficients: Coefficients = field(default_factory=Coefficients.prior)
     spread: Spread = field(default_factory=Spread)
-    typical: tuple[float, float] = (-0.7, -1.4)
-    """Log u and log m that stand in where a job's own are not known."""
+    typical: tuple[float, float, float] = (-0.7, -1.4, 0.2)
+    """Log u, log m and f that stand in where a job's own are not known."""
 
     def rates(self, victims: Telemetry, neighbours: Telemetry, pessimism: float = PESSIMISM) -> RateTable:
         """Rates of jobs that were never observed, every victim beside every neighbour."""
@@ -126,18 +130,18 @@ class Interference:
 
     def cold(self, victims: Telemetry, neighbours: Telemetry) -> tuple[Floats, Floats]:
         """Mean and variance of the log slow-down of jobs that were never observed, victims in rows."""
-        s, s_variance = self._logs(self.design(victims), victims, self.spread.sensitivity, slice(0, 3))
-        h, h_variance = self._logs(self.design(neighbours)[:, 1:], neighbours, self.spread.pressure, slice(3, 5))
-        cross = self.design(victims) @ self.coefficients.covariance[:3, 3:] @ self.design(neighbours)[:, 1:].T
-        product = np.exp(s)[:, None] * np.exp(h)[None, :]
-        relative = s_variance[:, None] + h_variance[None, :] + 2.0 * cross + self.pair_relative
-        return product, product**2 * relative + self.absolute
-
-    def log_effects(self, jobs: Telemetry) -> tuple[Floats, Floats, Floats, Floats]:
-        """Log sensitivity and log pressure of each job, and the standard deviation of each."""
-        s, s_variance = self._logs(self.design(jobs), jobs, self.spread.sensitivity, slice(0, 3))
-        h, h_variance = self._logs(self.design(jobs)[:, 1:], jobs, self.spread.pressure, slice(3, 5))
-        return s, np.sqrt(s_variance), h, np.sqrt(h_variance)
+        mean, covariance = self.coefficients.mean, self.coefficients.covariance
+        d, e = self.design(victims), self.design(neighbours)[:, 1:]
+        f, g = self.fullness(victims)[:, None], self.fullness(neighbours)[None, :]
+        product = np.exp((d @ mean[:3])[:, None] + (e @ mean[3:5])[None, :])
+        relative = (_quadratic(d, covariance[:3, :3]) + self.own(victims, self.spread.sensitivity))[:, None]
+        relative = relative + _quadratic(e, covariance[3:5, 3:5]) + self.own(neighbours, self.spread.pressure)
+        relative += 2.0 * d @ covariance[:3, 3:5] @ e.T + self.pair_relative
+        by_f = (d @ covariance[:3, 5])[:, None] + e @ covariance[3:5, 5]
+        by_g = (d @ covariance[:3, 6])[:, None] + e @ covariance[3:5, 6]
+        filled = f * f * covariance[5, 5] + g * g * covariance[6, 6] + 2.0 * f * g * covariance[5, 6]
+        variance = product**2 * relative + 2.0 * product * (by_f * f + by_g * g) + filled + self.absolute
+        return product + mean[5] * f + mean[6] * g, np.maximum(variance, self.absolute)
 
     @property
     def pair_relative(self) -> float:
@@ -155,14 +159,18 @@ class Interference:
         access = np.where(np.isnan(jobs.access), self.typical[1], np.log(np.nan_to_num(jobs.access) + FLOOR))
         return np.column_stack([np.ones(len(jobs)), busy, access])
 
+    def fullness(self, jobs: Telemetry) -> Floats:
+        """f of each job, against the typical one."""
+        filled: Floats = np.where(np.isnan(jobs.filled), 0.0, jobs.filled - self.typical[2])
+        return filled
+
     def own(self, jobs: Telemetry, spread: float) -> Floats:
         """Variance of what telemetry does not tell of each job."""
         return np.where(jobs_known(jobs), spread, self.spread.unknown) ** 2
 
-    def _logs(self, design: Floats, jobs: Telemetry, spread: float, part: slice) -> tuple[Floats, Floats]:
-        covariance = self.coefficients.covariance[part, part]
-        variance = np.einsum("ij,jk,ik->i", design, covariance, design) + self.own(jobs, spread)
-        return design @ self.coefficients.mean[part], variance
+
+def _quadratic(rows: Floats, matrix: Floats) -> Floats:
+    return np.asarray(np.einsum("ij,jk,ik->i", rows, matrix, rows), dtype=np.float64)
 
 
 def jobs_known(jobs: Telemetry) -> NDArray[np.bool_]:

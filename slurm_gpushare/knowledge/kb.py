@@ -91,9 +91,9 @@ class KnowledgeBase:
             if body["format"] != FORMAT:
                 raise BadInput(f"{where}: of format {body['format']}", f"This release reads format {FORMAT}.")
             coefficients = Coefficients(np.array(body["coefficients"], float), np.array(body["covariance"], float))
-            typical = float(body["typical"][0]), float(body["typical"][1])
+            typical = float(body["typical"][0]), float(body["typical"][1]), float(body["typical"][2])
             general = Interference(coefficients, Spread(**body["spread"]), typical)
-            if coefficients.mean.shape != (5,) or coefficients.covariance.shape != (5, 5):
+            if coefficients.mean.shape != (7,) or coefficients.covariance.shape != (7, 7):
                 raise ValueError("coefficients of another shape")
             return cls(
                 str(body["gpu_model"]),
@@ -176,20 +176,16 @@ class KnowledgeBase:
 
 def telemetry(profiles: Profiles) -> Telemetry:
     """Shares of time; where only a maximum was measured it stands in for the mean."""
-    busy, access = profiles.column("gpu_util_mean_pct"), profiles.column("mem_access_mean_pct")
-    busy = np.where(np.isnan(busy), profiles.column("mgup"), busy)
-    access = np.where(np.isnan(access), profiles.column("mgtsamp"), access)
-    return Telemetry(busy / 100.0, access / 100.0)
+    busy, access = feature(profiles, "gpu_util_mean_pct"), feature(profiles, "mem_access_mean_pct")
+    return Telemetry(busy / 100.0, access / 100.0, feature(profiles, "mem_used_pct") / 100.0)
 
 
 def feature(profiles: Profiles, name: str) -> Floats:
     """A column that clusters are made of: telemetry, or the share of the card's memory that a job uses."""
     if name == "mem_used_pct":
         return profiles.column("mem_used_mib") / profiles.column("mem_total_mib") * 100.0
-    if name in ("gpu_util_mean_pct", "mem_access_mean_pct"):
-        jobs = telemetry(profiles)
-        return (jobs.busy if name == "gpu_util_mean_pct" else jobs.access) * 100.0
-    return profiles.column(name)
+    column, maximum = profiles.column(name), {"gpu_util_mean_pct": "mgup", "mem_access_mean_pct": "mgtsamp"}.get(name)
+    return column if maximum is None else np.where(np.isnan(column), profiles.column(maximum), column)
 
 
 def fits_together(profiles: Profiles) -> NDArray[np.bool_]:

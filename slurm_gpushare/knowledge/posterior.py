@@ -39,17 +39,15 @@ class Posterior:
         self.observed = observed
         spread, prior = general.spread, general.coefficients
         design = general.design(jobs)
-        n = len(jobs)
-        self.loadings = np.zeros((2 * n, 5))  # of (log s, log h) on the coefficients
-        self.loadings[:n, :3], self.loadings[n:, 3:] = design, design[:, 1:]
-        self._mean = self.loadings @ prior.mean
-        self._covariance = self.loadings @ prior.covariance @ self.loadings.T
+        n = self._n = len(jobs)
+        self._loadings = np.zeros((2 * n, 7))  # of (log s, log h) on the coefficients
+        self._loadings[:n, :3], self._loadings[n:, 3:5] = design, design[:, 1:]
+        self._fullness = general.fullness(jobs)
+        self._mean = self._loadings @ prior.mean
         kin = np.eye(n) if families is None else kinship(families, spread.family)
-        for part, own in ((slice(0, n), spread.sensitivity), (slice(n, 2 * n), spread.pressure)):
-            sd = np.sqrt(general.own(jobs, own))
-            self._covariance[part, part] += np.outer(sd, sd) * kin
+        own_s, own_h = (np.sqrt(general.own(jobs, own)) for own in (spread.sensitivity, spread.pressure))
+        self._own_s, self._own_h = np.outer(own_s, own_s) * kin, np.outer(own_h, own_h) * kin
         self.like = _likeness(jobs, spread.reach)
-        self._n = n
         self._logs = self._mean.copy()
         self._solve()
 
@@ -66,13 +64,12 @@ class Posterior:
     def predict(self, victims: Index, neighbours: Index) -> tuple[Floats, Floats]:
         """Mean and variance of the log slow-down of each pair."""
         product = self._product(victims, neighbours)
-        moved = (self._logs - self._mean)[victims] + (self._logs - self._mean)[self._n + neighbours]
+        by_coefficient = self._jacobian(product, victims, neighbours)
         cross = self._kernel(product, victims, neighbours)
-        mean = product * (1.0 - moved) + cross @ self._weights
-        own = np.diag(self._covariance)
-        s, h = victims, self._n + neighbours
-        relative = own[s] + own[h] + 2.0 * self._covariance[s, h] + self.general.pair_relative
-        prior = product**2 * relative + self.general.absolute
+        mean = self._at_prior(product, victims, neighbours) + cross @ self._weights
+        own = np.diag(self._own_s)[victims] + np.diag(self._own_h)[neighbours] + self.general.pair_relative
+        prior = product**2 * own + self.general.absolute
+        prior += np.einsum("ij,jk,ik->i", by_coefficient, self.general.coefficients.covariance, by_coefficient)
         return mean, np.maximum(prior - np.einsum("ij,ji->i", cross, self._inverse @ cross.T), 1e-8)
 
     def coefficients(self) -> Coefficients:
@@ -85,16 +82,25 @@ class Posterior:
     @property
     def residual(self) -> Floats:
         """What the linearised model, at its prior mean, leaves of the observed log slow-downs."""
-        moved = self._logs - self._mean
         seen = self.observed
-        expectation = self.at_observed * (1.0 - moved[seen.victim] - moved[self._n + seen.neighbour])
-        return np.asarray(seen.log_slowdown - expectation, dtype=np.float64)
+        return seen.log_slowdown - self._at_prior(self.at_observed, seen.victim, seen.neighbour)
 
     @property
     def jacobian(self) -> Floats:
         """Of the observed log slow-downs on the coefficients."""
-        seen = self.observed
-        return self.at_observed[:, None] * (self.loadings[seen.victim] + self.loadings[self._n + seen.neighbour])
+        return self._jacobian(self.at_observed, self.observed.victim, self.observed.neighbour)
+
+    def _jacobian(self, product: Floats, victims: Index, neighbours: Index) -> Floats:
+        jacobian: Floats = product[:, None] * (self._loadings[victims] + self._loadings[self._n + neighbours])
+        jacobian[:, 5], jacobian[:, 6] = self._fullness[victims], self._fullness[neighbours]
+        return jacobian
+
+    def _at_prior(self, product: Floats, victims: Index, neighbours: Index) -> Floats:
+        """The linearised log slow-down of each pair at the prior mean of everything."""
+        moved = (self._logs - self._mean)[victims] + (self._logs - self._mean)[self._n + neighbours]
+        filled = self._fullness[victims], self._fullness[neighbours]
+        g = self.general.coefficients.mean[5:]
+        return np.asarray(product * (1.0 - moved) + g[0] * filled[0] + g[1] * filled[1], dtype=np.float64)
 
     def _product(self, victims: Index, neighbours: Index) -> Floats:
         product: Floats = np.exp(np.clip(self._logs[victims] + self._logs[self._n + neighbours], -8.0, 1.2))
@@ -103,9 +109,7 @@ class Posterior:
     def _kernel(self, product: Floats, victims: Index, neighbours: Index) -> Floats:
         """Covariance of the log slow-downs of these pairs with the observed ones."""
         spread, seen = self.general.spread, self.observed
-        s, h, t, g = victims, self._n + neighbours, seen.victim, self._n + seen.neighbour
-        effects = self._covariance[np.ix_(s, t)] + self._covariance[np.ix_(h, g)]
-        effects += self._covariance[np.ix_(s, g)] + self._covariance[np.ix_(h, t)]
+        effects = self._own_s[np.ix_(victims, seen.victim)] + self._own_h[np.ix_(neighbours, seen.neighbour)]
         same_victim = victims[:, None] == seen.victim
         same_neighbour = neighbours[:, None] == seen.neighbour
         same = same_victim & same_neighbour
@@ -113,6 +117,7 @@ class Posterior:
         curves = curves + same_neighbour * self.like[np.ix_(victims, seen.victim)]
         relative = effects + spread.curve**2 * curves + spread.pair_relative**2 * same
         kernel = np.outer(product, self.at_observed) * relative
+        kernel += self._jacobian(product, victims, neighbours) @ self.general.coefficients.covariance @ self.jacobian.T
         return np.asarray(kernel + spread.offset**2 * same_victim + spread.pair**2 * same, dtype=np.float64)
 
     def _solve(self) -> None:
@@ -128,8 +133,9 @@ class Posterior:
             self._inverse = np.asarray(np.linalg.inv(kernel), dtype=np.float64)
             self._weights = self._inverse @ self.residual
             pull = self.at_observed * self._weights
-            target = self._mean + self._covariance[:, seen.victim] @ pull
-            target += self._covariance[:, self._n + seen.neighbour] @ pull
+            own = np.concatenate([self._own_s[:, seen.victim] @ pull, self._own_h[:, seen.neighbour] @ pull])
+            shared = self.general.coefficients.covariance @ (self.jacobian.T @ self._weights)
+            target = self._mean + self._loadings @ shared + own
             if step + 1 < _STEPS:  # the last solution stays consistent with where it was linearised
                 self._logs = self._logs + np.clip(target - self._logs, -1.0, 1.0)
                 noise = self._doubted(seen.noise**2)

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 def jobs(count: int, seed: int = 0) -> Telemetry:
     rng = np.random.default_rng(seed)
     busy = rng.uniform(0.05, 1.0, count)
-    return Telemetry(busy, busy * rng.uniform(0.2, 0.8, count))
+    return Telemetry(busy, busy * rng.uniform(0.2, 0.8, count), np.full(count, 0.2))
 
 
 def truth(telemetry: Telemetry, seed: int = 1, scale: float = 1.0) -> Floats:
@@ -42,8 +42,8 @@ def error(predicted: Floats, rates: Floats) -> float:
 
 
 def test_busier_neighbours_are_predicted_to_slow_more() -> None:
-    victim = Telemetry(np.array([0.6]), np.array([0.3]))
-    ladder = Telemetry(np.array([0.1, 0.4, 0.7, 1.0]), np.array([0.05, 0.2, 0.35, 0.5]))
+    victim = Telemetry(np.array([0.6]), np.array([0.3]), np.array([np.nan]))
+    ladder = Telemetry(np.array([0.1, 0.4, 0.7, 1.0]), np.array([0.05, 0.2, 0.35, 0.5]), np.full(4, np.nan))
     rates = Interference().rates(victim, ladder)
     assert np.all(np.diff(rates.mean[0]) < 0)
     assert np.all(rates.low <= rates.mean)
@@ -103,7 +103,7 @@ def test_one_bad_measurement_does_not_poison_a_job() -> None:
 
 
 def test_jobs_without_telemetry_get_wide_intervals_and_learn() -> None:
-    blank = Telemetry(np.full(6, np.nan), np.full(6, np.nan))
+    blank = Telemetry(*(np.full(6, np.nan),) * 3)
     cold = Interference().rates(blank, blank)
     assert np.ptp(cold.mean) < 1e-9
     rates = np.tile(np.array([0.95, 0.9, 0.8, 0.6, 0.5, 0.4]), (6, 1))
@@ -144,3 +144,13 @@ def test_noise_is_measured_where_rates_were_measured_twice() -> None:
     twice = [0.7 * np.exp(rng.normal(0, 0.03, 2)) for _ in range(200)]
     assert measured_noise(twice) == pytest.approx(0.03, rel=0.25)
     assert measured_noise([np.array([0.5])]) == Spread().noise
+
+
+def test_a_full_card_is_learned_to_cost_something() -> None:
+    """Jobs that differ only in how much memory they fill, and in what any neighbour costs them."""
+    filled = np.linspace(0.05, 0.45, 9)
+    known = Telemetry(np.full(9, 0.1), np.full(9, 0.05), filled)
+    rates = np.exp(-0.02 - 0.3 * filled)[:, None] * np.ones(9)
+    mean = fit(Interference(), known, seen(rates, everything(9))).rates(known, known).mean
+    assert np.all(np.diff(mean[:, 0]) < 0)
+    assert mean[0, 0] - mean[-1, 0] > 0.05

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.cells import (
-    best_share,
+    cell_share,
     isd_matrix,
     make_cells,
     packing_saving_pct,
@@ -201,15 +201,13 @@ def test_the_say_of_the_cell_ends_with_observations() -> None:
     assert base.predict(profiles, seen, model).mean[2, 2] > 0.9
 
 
-def test_cells_count_half_until_rates_tell() -> None:
-    truth, cell = np.full(500, 0.3), np.full(500, 0.5)
-    assert best_share(np.zeros(0), np.zeros(0), np.zeros(0)) == 0.5
-    assert best_share(truth, truth, cell) < 0.05
-    assert best_share(cell, truth, cell) > 0.95
-    assert 0.4 < best_share(truth[:3], truth[:3], cell[:3]) < 0.5
+def test_cells_count_less_the_more_rates_there_are(fitted: Path) -> None:
+    assert cell_share(0) == 1
+    assert cell_share(10) == 0.5
+    assert cell_share(700) < 0.02
+    assert KnowledgeBase.load(fitted).cell_share == pytest.approx(10 / 22), "six pairs, both ways"
 
 
 def test_fitted_knowledge_keeps_what_it_learned(fitted: Path) -> None:
     base = KnowledgeBase.load(fitted)
-    assert 0 <= base.cell_share <= 1
     assert base.interference.spread != Spread()
