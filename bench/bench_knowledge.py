@@ -30,6 +30,8 @@ Floats = NDArray[np.float64]
 
 BATCHES = 150
 BATCH = 20
+NO_SAVING = 0.5
+"""The rate of pairs that do not fit together: they run one after the other and save nothing."""
 
 
 def matching(weight: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -197,11 +199,36 @@ def v100_structure(pairs: Pairs, say: Callable[[str], None]) -> None:
         say(f"V100: a {name} of victim and neighbour effects explains {share:.1%} of the variance of log slow-down")
 
 
+def v100_observed(profiles: Profiles, pairs: Pairs, say: Callable[[str], None]) -> None:
+    """`kb predict` on V100 jobs of held-back families, where nothing but observed pairings can tell."""
+    families = list(combinations(sorted(set(profiles.groups)), 3))
+    gained: dict[int, list[Floats]] = {0: [], 5: [], 10: []}
+    possible = []
+    for number, held in enumerate(families[:: len(families) // 6]):
+        old = profiles.take([at for at, group in enumerate(profiles.groups) if group not in held])
+        new = profiles.take([at for at, group in enumerate(profiles.groups) if group in held])
+        hidden = among(pairs, set(new.names))
+        rates = rate_table(hidden, new.names)
+        fits = np.isfinite(rates)
+        contest = Contest(np.where(fits, rates, NO_SAVING), BATCHES // 6, seed=number)
+        possible.append(contest.oracle - contest.random)
+        base = fit(old, among(pairs, set(old.names)))
+        for count, found in gained.items():
+            drawn = partners(new.names, count, np.random.default_rng([number, count]))
+            table = base.predict(new, among(hidden, set(new.names), drawn)).mean if count else base.predict(new).mean
+            table = np.where(fits, table, NO_SAVING)
+            found.append(contest.outcome(packing_saving_pct(table, table.T)) - contest.random)
+    say("V100, 3 families held back, no telemetry: share of the way to oracle (PS, ISD)")
+    for count, found in gained.items():
+        ps, isd = np.sum(found, axis=0) / np.sum(possible, axis=0)
+        say(f"kb, {count:2d} observed pairings a job         {ps:6.2f} {isd:6.2f}")
+
+
 def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
     """The same on the V100 pairs, where there is no telemetry and all must be learned from observations."""
     rates = rate_table(pairs, tuple(pairs.names))
     known = np.isfinite(rates)
-    filled = np.where(known, rates, 0.5)  # pairs that do not fit together run one after the other and save nothing
+    filled = np.where(known, rates, NO_SAVING)
     contest = Contest(filled, 60)
     rng = np.random.default_rng(0)
     base = LearnedKnowledge()
@@ -213,7 +240,7 @@ def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
         for i, j in places[rng.integers(len(places), size=target - done)]:
             base.observe(pairs.names[i], pairs.names[j], float(rates[i, j] * np.exp(0.05 * rng.standard_normal())))
         done = target
-        mean = np.where(known, view.mean, 0.5)
+        mean = np.where(known, view.mean, NO_SAVING)
         ps, isd = contest.score(packing_saving_pct(mean, mean.T))
         say(f"  {done:5d} {ps:6.2f} {isd:6.2f} {np.mean(rates[known] >= view.low[known]):6.3f}")
 
@@ -261,8 +288,10 @@ def main(out: Path) -> None:
         say(f"pairings of held-back jobs, {BATCHES} batches of {BATCH}")
         leave_groups_out(profiles, pairs, 1, say)
         leave_groups_out(profiles, pairs, 3, say)
-        v100_structure(read_pairs(data / "v100_pairs.csv"), say)
-        v100_learning(read_pairs(data / "v100_pairs.csv"), say)
+        v100 = read_pairs(data / "v100_pairs.csv")
+        v100_structure(v100, say)
+        v100_observed(read_profiles(data / "v100_profiles.csv"), v100, say)
+        v100_learning(v100, say)
     else:
         say(f"no measured data in {data}: set GPUSHARE_DATA to score pairings")
     speed(say)
