@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from slurm_gpushare.testbed.layout import Shape
 from slurm_gpushare.testbed.paper import POLICIES, SHORT, Experiment, Progress, Result
 from slurm_gpushare.testbed.paper_jobs import paper_jobs
 from slurm_gpushare.testbed.rootfs import SUITES
+
+if TYPE_CHECKING:
+    from slurm_gpushare.cli.forecast import Forecast
 
 BAR = 24
 
@@ -71,10 +74,16 @@ def demo(
             _say(steps, results[-1])
     finally:
         testbed.down(purge=True)
-    click.echo("\n" + _table(results))
+    from slurm_gpushare.cli.forecast import forecasts
+
+    simulated = forecasts(jobs, gpus, results, seed)
+    click.echo("\n" + _table(results, simulated))
     click.echo("\nISD: how much longer a job ran than alone. PS: GPU time saved against every job alone.")
+    click.echo(
+        "SIM_: the same jobs in the simulator, with the time that Slurm took to start jobs in the exclusive run."
+    )
     if out is not None:
-        _write(results, out)
+        _write(results, simulated, out)
 
 
 class _Bar:
@@ -101,7 +110,7 @@ def _say(steps: Steps, result: Result) -> None:
     steps(f"{result.policy}: all done after {result.makespan_s:.0f} s")
 
 
-def _table(results: Sequence[Result]) -> str:
+def _table(results: Sequence[Result], simulated: Mapping[str, Forecast]) -> str:
     columns = [
         Column("POLICY"),
         Column("MAKESPAN_S", ".0f", "right"),
@@ -110,11 +119,13 @@ def _table(results: Sequence[Result]) -> str:
         Column("ISD%", ".1f", "right"),
         Column("WORST_ISD%", ".1f", "right"),
         Column("SHARED", align="right"),
+        Column("SIM_MAKESPAN_S", ".0f", "right"),
+        Column("SIM_JCT_S", ".1f", "right"),
     ]
-    return table(columns, [list(_figures(result).values()) for result in results])
+    return table(columns, [list(_figures(result, simulated[result.policy]).values()) for result in results])
 
 
-def _figures(result: Result) -> dict[str, Any]:
+def _figures(result: Result, simulated: Forecast) -> dict[str, Any]:
     return {
         "policy": result.policy,
         "makespan_s": result.makespan_s,
@@ -123,17 +134,21 @@ def _figures(result: Result) -> dict[str, Any]:
         "isd_pct": result.isd_pct,
         "worst_isd_pct": result.worst_isd_pct,
         "shared": f"{result.shared}/{len(result.jobs)}",
+        "simulated_makespan_s": simulated.makespan_s,
+        "simulated_mean_jct_s": simulated.mean_jct_s,
     }
 
 
-def _write(results: Sequence[Result], out: Path) -> None:
+def _write(results: Sequence[Result], simulated: Mapping[str, Forecast], out: Path) -> None:
     import json
 
     from slurm_gpushare.testbed.paper_plot import draw
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "table.txt").write_text(_table(results) + "\n")
-    runs = [_figures(result) | {"jobs": [_job(job) for job in result.jobs]} for result in results]
+    (out / "table.txt").write_text(_table(results, simulated) + "\n")
+    runs = [
+        _figures(result, simulated[result.policy]) | {"jobs": [_job(job) for job in result.jobs]} for result in results
+    ]
     (out / "results.json").write_text(json.dumps(runs, indent=1) + "\n")
     click.echo(f"wrote {out / 'table.txt'}, {out / 'results.json'} and {draw(results, out / 'figure.png')}")
 

@@ -82,11 +82,16 @@ class Sites:
 
 
 def first_wanting(sites: Sites, pending: Iterable[tuple[int, PendingJob]]) -> Ints:
-    """For each GPU the place in the queue of the first job that could use it whole."""
+    """For each GPU the place in the queue of the first job that could use it, and needs it whole.
+
+    One that shares is content with the half beside whoever is still there.
+    """
     nobody = np.iinfo(np.int64).max
     first: Ints = np.full(len(sites.gpus), nobody, np.int64)
     seen: set[Demand] = set()
     for rank, job in pending:
+        if job.token is not None and job.gpus == 1 and job.max_isd_pct != 0:
+            continue
         demand = sites.demand(job)
         if demand not in seen:
             seen.add(demand)

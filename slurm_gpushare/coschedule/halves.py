@@ -85,6 +85,7 @@ def lanes_of(
     return Lanes(
         kind=kind,
         budget_s=budget_s(running.done_s + running.left_s, running.done_s, running.lost_s, np.array(promise, float)),
+        left_s=running.left_s,
         limit_left_s=running.limit_left_s,
         wanted_rank=wanted_rank,
     )
@@ -176,7 +177,8 @@ class Compatible:
         d = self.waiting.expected_s[guests][:, None]
         margin = 1.0 - self.settings.limit_margin_pct / 100.0
         guest_ends = d * self.terms.stay_high[cell]
-        resident_ends = self.running.left_s[columns] + d * self.terms.delay_high[cell]
+        left = self.running.left_s[columns]
+        resident_ends = left + np.minimum(d * self.terms.delay_high[cell], left * self.terms.to_the_end[cell])
         ok: Bools = guest_ends <= margin * self.waiting.limit_s[guests][:, None]
         ok &= resident_ends <= margin * self.running.limit_left_s[columns]
         return ok

@@ -60,7 +60,12 @@ class Terms:
         perhaps = ~surely & (guest_high >= slowest)
         self.explored: Bools = perhaps & rates.can_share
         self.longest: Floats = np.where(rates.can_share, np.where(surely, promised, np.where(perhaps, tried, 0.0)), 0.0)
-        """Longest guest, per second of the resident's budget."""
+        """Longest guest that leaves before the resident, per second of the resident's budget."""
+        worst = np.where(perhaps, np.minimum(rates.resident_low, settings.explore_rate), rates.resident_low)
+        self.to_the_end: Floats = np.where(self.longest > 0.0, 1.0 / worst - 1.0, np.inf)
+        """Delay of the resident if the guest stays until it ends, per second that it has left: at worst, and at
+        the mean (`to_the_end_mean`)."""
+        self.to_the_end_mean: Floats = 1.0 / rates.resident_mean - 1.0
         self.stay: Floats = 1.0 / rates.guest_mean
         """Time on the card, per second of the guest's duration; `stay_high` is the pessimistic one."""
         self.stay_high: Floats = 1.0 / rates.guest_low
@@ -89,8 +94,9 @@ class Lanes:
 
     kind: Ints  # column of the terms
     budget_s: Floats  # delay that it may still suffer
+    left_s: Floats  # alone-time that it is expected to need still
     limit_left_s: Floats
-    wanted_rank: Ints  # place in the queue of the first job that could use this card whole
+    wanted_rank: Ints  # place in the queue of the first job that needs this card whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,10 @@ def _candidates(waiting: Waiting, lanes: Lanes, terms: Terms, longest_guest_s: f
     np.maximum.at(budget_s, lanes.kind, lanes.budget_s)
     limit_left_s = np.full(terms.longest.shape[1], -1.0)
     np.maximum.at(limit_left_s, lanes.kind, lanes.limit_left_s)
-    longest = np.minimum((terms.longest * budget_s).max(axis=1), longest_guest_s)
+    bears = np.full(terms.longest.shape[1], -1.0)  # delay per second left that some resident of this kind can bear
+    np.maximum.at(bears, lanes.kind, lanes.budget_s / np.maximum(lanes.left_s, 1e-9))
+    longest = np.where(terms.to_the_end <= bears, np.inf, terms.longest * budget_s).max(axis=1)
+    longest = np.minimum(longest, longest_guest_s)
     outlives = (terms.outlives * limit_left_s).max(axis=1)
     fits = waiting.expected_s <= longest[waiting.kind]
     fits &= (waiting.limit_s <= outlives[waiting.kind]) | (waiting.rank <= lanes.wanted_rank.max())
@@ -176,9 +185,10 @@ def _match(
         return []
     cell = np.ix_(waiting.kind[guests], lanes.kind[columns])
     d = waiting.expected_s[guests][:, None]
-    stay, delay = d * terms.stay[cell], d * terms.delay[cell]
+    left, budget = lanes.left_s[columns], lanes.budget_s[columns]
+    stay, delay = together(d, left, terms, cell)
     gain = wait_s[:, None] + d - stay - delay
-    ok = (d <= terms.longest[cell] * lanes.budget_s[columns]) & (gain > 0.0)
+    ok = ((d <= terms.longest[cell] * budget) | (left * terms.to_the_end[cell] <= budget)) & (gain > 0.0)
     outlives = terms.outlives[cell] * lanes.limit_left_s[columns]
     ok &= (waiting.limit_s[guests][:, None] <= outlives) | (waiting.rank[guests][:, None] <= lanes.wanted_rank[columns])
     if isinstance(waiting.cap_pct, np.ndarray):  # an owner's own cap knows no exploration
@@ -201,6 +211,17 @@ def _match(
         for i, j in _assign(_worth(stay, delay, d, ok, settings))
         if ok[i, j]
     ]
+
+
+def together(d: Floats, left_s: Floats, terms: Terms, cell: tuple[Ints, ...]) -> tuple[Floats, Floats]:
+    """How long guests of duration `d` stay, and how much they delay residents that have `left_s` to go.
+
+    The one that ends later goes on alone, at full speed.
+    """
+    stay, delay = d * terms.stay[cell], d * terms.delay[cell]
+    to_the_end = left_s * terms.to_the_end_mean[cell]
+    shared = left_s + to_the_end
+    return np.where(stay <= shared, stay, shared + d - shared / terms.stay[cell]), np.minimum(delay, to_the_end)
 
 
 def _worth(stay: Floats, delay: Floats, d: Floats, ok: Bools, settings: PolicySettings) -> Floats:

@@ -193,7 +193,7 @@ def _join(
             guest_isd_pct=(join.stay_s / d - 1.0) * 100.0 if d > 0 else None,
             resident_isd_pct=lost_s / run_s * 100.0 if 0 < run_s < np.inf else None,
             resident_budget_pct=settings.resident_budget_pct,
-            shared_s=join.stay_s,
+            shared_s=min(join.stay_s, float(running.left_s[join.lane]) + join.delay_s),
             gain_s=join.gain_s,
             explored=join.explored,
         )

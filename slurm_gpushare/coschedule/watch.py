@@ -2,7 +2,7 @@
 
 A job's own share of the GPU's time, while shared over while alone, is how fast it runs: the same work needs the
 same time on the GPU. What is seen replaces what was predicted in the resident's budget, breaks up pairs that
-break their promise, and is learned from when the pair ends.
+break their promise, and is learned from as soon as it has full weight, or when the pair ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MIN_ACTIVITY_PCT = 3.0
 """Below it the ratio of two samples says nothing."""
 MIN_SAMPLES = 20
 FULL_WEIGHT_S = 120.0
+"""A pair that was watched so long is learned from at once: its own end may be days away."""
 PAST_PROMISE = 1.5
 """How far past its promise a job must be slowed before anything is done about it."""
 NEAR_FULL = 0.9
@@ -78,6 +79,7 @@ class _Seen:
     told: dict[int, float]
     """Rates as the store has them."""
     reported: bool = False
+    learned: bool = False
 
 
 class Watch:
@@ -103,6 +105,9 @@ class Watch:
             if not seen.reported and (why := self._broken(pair, seen, profiles, now_s)):
                 seen.reported = True
                 decisions += self._act(pair, why, now_s)
+            if not seen.learned and len(seen.rates) == 2 and now_s - pair.since_s >= FULL_WEIGHT_S:
+                seen.learned = True
+                self._store.observations.add(list(self._observations(pair, seen, now_s)))
         self._tell_store(pairs)
         decisions += self._finish(turn.ended, now_s)
         return decisions
@@ -187,7 +192,8 @@ class Watch:
         over = [(pair, self._seen.pop(pair.key)) for pair in ended if pair.key in self._seen]
         if not over:
             return []
-        self._store.observations.add([item for pair, seen in over for item in self._observations(pair, seen, now_s)])
+        new = [item for pair, seen in over if not seen.learned for item in self._observations(pair, seen, now_s)]
+        self._store.observations.add(new)
         resident = {pair.key: seen.rates.get(pair.resident.raw_id) for pair, seen in over}
         guest = {pair.key: seen.rates.get(pair.guest.raw_id) for pair, seen in over}
         spans = {

@@ -20,6 +20,8 @@ from slurm_gpushare.simulate.workload import Floats, Ints, Workload
 from slurm_gpushare.simulate.world import World
 
 OBSERVATION_NOISE = UNIT_SD  # so that observations count with weight 1
+FULL_WEIGHT_S = 120.0
+"""A pairing that has lasted so long is learned from at once, a shorter one when it ends: as the helper does."""
 REFRESH = 0.01
 """The terms follow the observations each time that these have grown by so much: early ones at once."""
 
@@ -40,7 +42,7 @@ class Seen(Protocol):
     def terms(self) -> Terms: ...
 
     def saw(self, world: World) -> None:
-        """Learn from the pairings that ended since the last call."""
+        """Learn from the pairings that were watched for long enough, or ended, since the last call."""
 
 
 class TrueRates:
@@ -61,15 +63,17 @@ class TrueRates:
 class LearnedRates:
     """The shipped knowledge, refined by noisy observations of the pairings seen in this run (or not: cold)."""
 
-    def __init__(self, work: Workload, settings: PolicySettings, learns: bool) -> None:
+    def __init__(
+        self, work: Workload, settings: PolicySettings, learns: bool, knowledge: LearnedKnowledge | None = None
+    ) -> None:
         self._names = work.pairs.profiles
         self._can_share = np.isfinite(work.pairs.rate)
         self._settings = settings
-        self._knowledge = LearnedKnowledge()
+        self._knowledge = knowledge or LearnedKnowledge()
         self._view = self._knowledge.view(self._names)
         self._random = np.random.default_rng([work.seed, 2])
         self._learns = learns
-        self._seen = self._used = 0
+        self._seen = self._used = self._begun = self._ended = 0
         self._terms: Terms | None = None
 
     def terms(self) -> Terms:
@@ -80,14 +84,25 @@ class LearnedRates:
         return self._terms
 
     def saw(self, world: World) -> None:
-        if not self._learns or self._seen == len(world.pairings_ended):
+        if not self._learns:
             return
-        for job_a, job_b, _ in world.pairings_ended[self._seen :]:
-            a, b = int(world.work.profile[job_a]), int(world.work.profile[job_b])
-            for victim, neighbour in ((a, b), (b, a)):
-                noisy = world.rate_of[victim, neighbour] * (1 + OBSERVATION_NOISE * self._random.standard_normal())
-                self._knowledge.observe(self._names[victim], self._names[neighbour], float(np.clip(noisy, 0.02, 1.0)))
-        self._seen = len(world.pairings_ended)
+        begun, ended = world.pairings_begun, world.pairings_ended
+        while self._begun < len(begun) and begun[self._begun][2] + FULL_WEIGHT_S <= world.now_s:
+            a, b, since_s = begun[self._begun]
+            self._begun += 1
+            if not min(world.end_s[a], world.end_s[b]) < since_s + FULL_WEIGHT_S:
+                self._observe(world, a, b)
+        for a, b, seconds in ended[self._ended :]:
+            if seconds < FULL_WEIGHT_S:
+                self._observe(world, a, b)
+        self._ended = len(ended)
+
+    def _observe(self, world: World, job_a: int, job_b: int) -> None:
+        a, b = int(world.work.profile[job_a]), int(world.work.profile[job_b])
+        for victim, neighbour in ((a, b), (b, a)):
+            noisy = world.rate_of[victim, neighbour] * (1 + OBSERVATION_NOISE * self._random.standard_normal())
+            self._knowledge.observe(self._names[victim], self._names[neighbour], float(np.clip(noisy, 0.02, 1.0)))
+        self._seen += 1
 
 
 class Gpushare(Policy):
@@ -164,12 +179,14 @@ class Gpushare(Policy):
             free_in_s = self._left_s(world, world.first[world.first >= 0])
             return expected_waits_s(free_in_s, durations.expected_s[queue] * work.num_gpus[queue])[single[some]]
 
-        lanes, terms = self._lanes(world, halves), self.seen.terms()
+        gangs = np.flatnonzero(work.num_gpus[queue] > 1)
+        wanted = int(gangs[0]) if len(gangs) else len(queue)
+        lanes, terms = self._lanes(world, halves, wanted), self.seen.terms()
         longest_s = longest_guest_s(self._sum_expected_s / self._arrived, self.settings)
         for join in fill_lanes(waiting, lanes, terms, self.settings, longest_s, waits_s):
             world.start(int(guests[join.guest]), int(halves[join.lane]))
 
-    def _lanes(self, world: World, halves: Ints) -> Lanes:
+    def _lanes(self, world: World, halves: Ints, wanted: int) -> Lanes:
         residents = world.first[halves]
         durations, settings = self.durations, self.settings
         done_s = world.work.duration_s[residents] - world.left_s(residents)
@@ -179,8 +196,9 @@ class Gpushare(Policy):
         return Lanes(
             kind=world.work.profile[residents],
             budget_s=budget_s(done_s + left, done_s, lost_s, promise),
+            left_s=left,
             limit_left_s=durations.limit_s[residents] - done_s,
-            wanted_rank=np.zeros(len(halves), np.int64),
+            wanted_rank=np.full(len(halves), wanted),
         )
 
     def _left_s(self, world: World, jobs: Ints) -> Floats:

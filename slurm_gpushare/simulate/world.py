@@ -43,7 +43,8 @@ class World:
         self.gang: dict[int, list[int]] = {}  # GPUs of a multi-GPU job
         self.busy_s = 0.0
         self._busy_since = np.zeros(gpus)
-        self.pairings_ended: list[tuple[int, int, float]] = []  # (job, job, seconds): what can be learned from
+        self.pairings_begun: list[tuple[int, int, float]] = []  # (job, job, when): what can be learned from
+        self.pairings_ended: list[tuple[int, int, float]] = []  # (job, job, seconds)
         self._paired_since = np.zeros(gpus)
         self._ends: list[tuple[float, int, int]] = []
         self._version = np.zeros(jobs, np.int64)
@@ -79,6 +80,7 @@ class World:
             self.guest[job] |= self.ran_s[job] == 0.0
             self.shared[job] = self.shared[other] = True
             self._paired_since[gpu] = self.now_s
+            self.pairings_begun.append((int(other), job, self.now_s))
         self._set_rates(gpu)
 
     def start_gang(self, job: int, gpus: NDArray[np.int64]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from slurm_gpushare.config import load_config
@@ -52,6 +54,11 @@ class Training:
     demand: Demand
     work_s: float
     pairs: Path | None
+
+    @property
+    def limit_min(self) -> int:
+        """Time limit. Slurm counts minutes, so a second of work stands for a minute: four times what it takes."""
+        return math.ceil(4.0 * self.work_s)
 
     @property
     def token(self) -> str:
@@ -112,6 +119,15 @@ class Result:
         """GPU time saved against running each job alone."""
         alone_s = sum(job.training.work_s for job in self.jobs)
         return 100.0 * (1.0 - self.busy_s / alone_s)
+
+    @property
+    def start_s(self) -> float:
+        """From one job's end to the moment at which the next on that card computes: mean of what Slurm needs."""
+        gaps = [0.0]
+        for node in {job.node for job in self.jobs}:
+            row = sorted((job for job in self.jobs if job.node == node), key=lambda job: job.end_s)
+            gaps += [b.end_s - b.took_s - a.end_s for a, b in pairwise(row)]
+        return max(0.0, sum(gaps) / max(1, len(gaps) - 1))
 
     @property
     def busy_s(self) -> float:
@@ -235,7 +251,7 @@ class Experiment:
 
     def _submit(self, job: Training, policy: str) -> int:
         options = ["--gres=gpu:1", "--mem=100", f"--output={self._output(job, policy)}"]
-        options += [f"--time={max(2, int(job.work_s * 4 / 60) + 1)}"]
+        options += [f"--time={job.limit_min}"]
         if policy != EXCLUSIVE:
             options.append(f"--comment=gpushare:{job.token}")
         return submit(self.testbed, job.script(), *options)

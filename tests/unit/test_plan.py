@@ -151,12 +151,29 @@ def test_an_idle_card_is_left_to_a_job_of_others_that_ranks_higher() -> None:
         pytest.param({"mem_used_mib": None}, id="memory unknown"),
         pytest.param({"max_isd_pct": 0.0}, id="its owner wants no slow-down"),
         pytest.param({"lost_s": 990.0, "expected_s": 4000.0}, id="past guests have used its budget"),
-        pytest.param({"expected_s": 1010.0}, id="ends so soon that waiting is better"),
         pytest.param({"limit_s": 10_300.0}, id="would pass its time limit less the margin"),
     ],
 )
 def test_nobody_joins_a_resident_that(resident: dict[str, Any]) -> None:
     assert places(decide([card(running(**resident))], [pending()])) == NOWHERE
+
+
+def test_nobody_shares_when_a_whole_card_is_free_soon_enough() -> None:
+    other = running("other", token=None, expected_s=1010.0)  # ends in 10 s; beside "r" the job would take 75 s longer
+    assert places(decide([card(running()), card(other, index=1)], [pending()])) == NOWHERE
+    later = replace(other, expected_s=2000.0)
+    assert places(decide([card(running()), card(later, index=1)], [pending()])) == BESIDE_RESIDENT
+
+
+def test_a_guest_that_outlasts_its_resident_costs_it_only_the_time_together() -> None:
+    resident = running(expected_s=2000.0)  # 1000 s are left, the budget is 500 s
+    guest = pending(expected_s=3000, limit_s=9000)  # would cost 750 s, but they are together for 1250 s only
+    reasons = only(decide([card(resident)], [guest])).reasons
+    assert reasons.shared_s == pytest.approx(1250)
+    assert reasons.resident_isd_pct == pytest.approx(100 * 250 / 2000)
+    assert reasons.guest_isd_pct == pytest.approx(100 * 250 / 3000)  # alone from then on
+    spent = replace(resident, lost_s=300.0)
+    assert places(decide([card(spent)], [guest])) == NOWHERE
 
 
 @pytest.mark.parametrize(
@@ -224,7 +241,7 @@ def test_an_uncertain_guest_is_tried_where_even_the_worst_fits_the_budget() -> N
     assert places(decide([card(running())], [pending(expected_s=630, limit_s=2000)], knowledge=unsure)) == NOWHERE
 
 
-def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_could_use_the_card() -> None:
+def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card_whole() -> None:
     resident = running(limit_s=12_000)  # 11 000 s are left
     long_limit = pending(limit_s=11_001)
     higher = pending("higher", token=None, gpus=4)
@@ -233,6 +250,10 @@ def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_could_use_the_
     assert places(decide([card(resident)], [higher, replace(long_limit, limit_s=11_000)])) == BESIDE_RESIDENT
     assert places(decide([card(resident)], [long_limit, higher])) == BESIDE_RESIDENT
     assert places(decide([card(resident)], [elsewhere, long_limit])) == BESIDE_RESIDENT
+    unshared = pending("higher", max_isd_pct=0.0)
+    assert places(decide([card(resident)], [unshared, long_limit])) == NOWHERE
+    sharer = pending("higher", expected_s=6100, limit_s=20_000)  # too long for a guest, content with half of a card
+    assert places(decide([card(resident)], [sharer, long_limit])) == BESIDE_RESIDENT
 
 
 @pytest.mark.parametrize(("across", "who"), [("account", {"account": "physics"}), ("user", {"user": "ann"})])

@@ -163,7 +163,17 @@ def test_gpushare_lets_a_short_guest_in_and_keeps_a_long_one_out() -> None:
 
 
 def test_gpushare_guest_joins_only_if_that_is_sooner_than_waiting() -> None:
-    assert simulate("gpushare", [0, 99], [100, 10], rate=[[0.7]]).start_s.tolist() == [0, 100]
+    # The first has 1 s to go: beside the second that takes 1 / r, and costs the second (1 - 0.7) / r.
+    for resident_rate, start_s in ((0.6, 100), (0.7, 99)):
+        rate = [[0.5, resident_rate], [0.7, 0.5]]
+        assert simulate("gpushare", [0, 99], [100, 10], [0, 1], rate).start_s.tolist() == [0, start_s]
+
+
+def test_gpushare_guest_may_outlast_its_resident_and_have_a_guest_itself() -> None:
+    world = simulate("gpushare", [0, 90, 90], [100, 50, 50], rate=[[0.8]])
+    # The last 10 s of the first take 12.5 beside the second, which has 40 to go then: 50 beside the third, which
+    # does its last 10 alone.
+    assert ends(world) == [102.5, 152.5, 162.5]
 
 
 def test_gpushare_guest_slowed_by_more_than_half_stays_out() -> None:

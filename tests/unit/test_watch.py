@@ -91,6 +91,18 @@ def test_a_pair_as_promised_is_left_alone_and_learned_from(tmp_path: Path, monke
     assert seen == {(TOKEN_A, TOKEN_B): pytest.approx(0.9), (TOKEN_B, TOKEN_A): pytest.approx(0.8)}
 
 
+def test_a_long_pairing_is_learned_from_while_it_lasts_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, monkeypatch)
+    scene.look(record(1, 80.0, 72.0), record(2, 50.0, 40.0))
+    assert scene.store.observations.after(0) == []  # 90 s are too short
+    for _ in range(2):
+        scene.watch.look(Turn((), (), {scene.pair.key: scene.pair}), NOW + 30)
+    scene.end()
+    assert len(scene.store.observations.after(0)) == 2
+
+
 def test_a_guest_slowed_past_its_promise_is_reported_and_never_paired_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
