@@ -16,6 +16,8 @@ from slurm_gpushare.testbed.pairs import read_pairs
 from slurm_gpushare.testbed.paper import CARD_MIB, EXCLUSIVE, Result, Training, history
 from slurm_gpushare.testbed.workload import rate_function
 
+LEASE_S = 10.0  # as the testbed's gpushare.conf has it
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -39,7 +41,7 @@ def forecasts(jobs: Sequence[Training], gpus: int, results: Sequence[Result], se
     return found
 
 
-def experiment(jobs: Sequence[Training], gpus: int, start_s: float) -> Experiment:
+def experiment(jobs: Sequence[Training], gpus: int, start_s: float, lease_s: float = LEASE_S) -> Experiment:
     """The jobs as the helper sees them, all submitted at once."""
     settings = PolicySettings()
     prior = CellPrior(default_kb())
@@ -56,4 +58,4 @@ def experiment(jobs: Sequence[Training], gpus: int, start_s: float) -> Experimen
             if job.demand.mem_mib + other.demand.mem_mib <= room_mib:
                 rate[i, j] = rate_of([other.demand])
     queue = [Job(job.token, job.cluster, 0.0, job.work_s, 60.0 * job.limit_min) for job in jobs]
-    return Experiment(queue, rate, gpus, knowledge, settings, start_s)
+    return Experiment(queue, rate, gpus, knowledge, settings, lease_s, start_s)

@@ -90,7 +90,7 @@ class LearnedRates:
         while self._begun < len(begun) and begun[self._begun][2] + FULL_WEIGHT_S <= world.now_s:
             a, b, since_s = begun[self._begun]
             self._begun += 1
-            if not min(world.end_s[a], world.end_s[b]) < since_s + FULL_WEIGHT_S:
+            if not np.fmin(world.end_s[a], world.end_s[b]) < since_s + FULL_WEIGHT_S:
                 self._observe(world, a, b)
         for a, b, seconds in ended[self._ended :]:
             if seconds < FULL_WEIGHT_S:

@@ -11,9 +11,11 @@ from slurm_gpushare.simulate.workload import Workload
 from slurm_gpushare.simulate.world import SAME_INSTANT_S, World
 
 
-def run(work: Workload, policy: Policy, progress: Callable[[int], None] | None = None) -> World:
+def run(
+    work: Workload, policy: Policy, progress: Callable[[int], None] | None = None, world: World | None = None
+) -> World:
     """Simulate until the last job ends; `progress` is told of each batch of jobs that ended."""
-    world = World(work)
+    world = world or World(work)
     submit_s = work.submit_s.tolist()
     arrived = ended = 0
     while ended < work.jobs:
