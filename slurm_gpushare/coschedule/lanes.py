@@ -9,7 +9,7 @@ docs/scheduling.md has the rules and formulas.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +129,7 @@ def fill_lanes(
     """Choose guests for the lanes: as many as gain by it, those with the shortest stay first."""
     if len(waiting.kind) == 0 or len(lanes.kind) == 0:
         return []
+    lanes = _reserve(waiting, lanes)
     guests = _candidates(waiting, lanes, terms, longest_guest_s)
     if len(guests) == 0:
         return []
@@ -150,6 +151,17 @@ def fill_lanes(
         if len(guests) == 0 or len(free) == 0:
             break
     return joins
+
+
+def _reserve(waiting: Waiting, lanes: Lanes) -> Lanes:
+    """Keep the card that is free first for the head of the queue, as backfill does: nobody behind it may hold it on.
+
+    Otherwise guests that outlast residents and have guests themselves could keep every card from a long job.
+    """
+    wanted_rank = lanes.wanted_rank.copy()
+    first = int(np.argmin(lanes.left_s))
+    wanted_rank[first] = min(wanted_rank[first], waiting.rank.min())
+    return replace(lanes, wanted_rank=wanted_rank)
 
 
 def _candidates(waiting: Waiting, lanes: Lanes, terms: Terms, longest_guest_s: float) -> Ints:

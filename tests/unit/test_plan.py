@@ -252,8 +252,15 @@ def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card
     assert places(decide([card(resident)], [elsewhere, long_limit])) == BESIDE_RESIDENT
     unshared = pending("higher", max_isd_pct=0.0)
     assert places(decide([card(resident)], [unshared, long_limit])) == NOWHERE
-    sharer = pending("higher", expected_s=6100, limit_s=20_000)  # too long for a guest, content with half of a card
-    assert places(decide([card(resident)], [sharer, long_limit])) == BESIDE_RESIDENT
+
+
+def test_the_card_that_is_free_first_is_kept_for_the_head_of_the_queue() -> None:
+    resident = running(limit_s=12_000)
+    head = pending("head", expected_s=6100, limit_s=20_000)  # too long for a guest
+    guest = pending(limit_s=11_001)
+    assert places(decide([card(resident)], [head, guest])) == NOWHERE
+    sooner = running("sooner", expected_s=9000, limit_s=9000)  # the head is content with half of the other card
+    assert places(decide([card(resident), card(sooner, index=1)], [head, guest])) == BESIDE_RESIDENT
 
 
 @pytest.mark.parametrize(("across", "who"), [("account", {"account": "physics"}), ("user", {"user": "ann"})])
