@@ -62,5 +62,6 @@ def raw_shards(testbed: Testbed) -> Iterator[None]:
     conf = testbed.layout.gpushare_conf
     pristine = conf.read_text()
     conf.write_text(with_keys(pristine, {"RawShards": "allow"}))
+    testbed.wait_for_hook()
     yield
     conf.write_text(pristine)
