@@ -144,7 +144,7 @@ def _slurm_conf(facts: Facts, choice: Choice, nodes: Sequence[Node]) -> str:
 
 
 def _script(facts: Facts, key: str, folder: str, why: str) -> str:
-    current = values.text(facts.config.get(key, ""))
+    current = ",".join(facts.scripts(key))
     wanted = f"{facts.etc}/{folder}/*"
     if current in {"", wanted}:
         return _commented(why, f"{key}={wanted}")
@@ -156,7 +156,7 @@ def _script(facts: Facts, key: str, folder: str, why: str) -> str:
 
 def _task_prolog(facts: Facts) -> str:
     ours = f"{facts.etc}/gpushare_task_prolog"
-    current = values.text(facts.config.get("TaskProlog", ""))
+    current = ",".join(facts.scripts("TaskProlog"))
     if current in {"", ours}:
         return _commented("Lets plain srun work inside a job that shares its GPU.", f"TaskProlog={ours}")
     return (

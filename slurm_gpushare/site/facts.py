@@ -40,6 +40,11 @@ class Facts:
         """A comma list of the configuration, without Slurm's ways to say "none"."""
         return [word for word in values.text(self.config.get(key, "")).split(",") if word]
 
+    def scripts(self, key: str) -> list[str]:
+        """What Prolog, Epilog or TaskProlog name; from 23.11 on there may be several, shown as ``Prolog[0]``."""
+        found = (values.text(value) for name, value in self.config.items() if name.partition("[")[0] == key)
+        return [path for path in found if path]
+
     def partition(self, name: str) -> Partition | None:
         return next((partition for partition in self.partitions if partition.name == name), None)
 

@@ -281,7 +281,7 @@ def prologs(facts: Facts, _: Config) -> Iterator[Finding]:
         ("Epilog", "epilog", "samplers end late"),
         ("TaskProlog", "task-prolog", "plain srun fails inside shared jobs"),
     ):
-        paths = [path for path in _glob(values.text(facts.config.get(key, ""))) if path.is_file()]
+        paths = [path for pattern in facts.scripts(key) for path in _glob(pattern) if path.is_file()]
         if any("gpushare" in path.name or "gpushare" in _text(path) for path in paths):
             yield passed(check, f"{key} calls us")
         else:
