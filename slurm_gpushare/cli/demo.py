@@ -74,14 +74,15 @@ def demo(
             _say(steps, results[-1])
     finally:
         testbed.down(purge=True)
-    from slurm_gpushare.cli.forecast import forecasts
+    from slurm_gpushare.cli.forecast import forecasts, furthest_off_pct
 
     simulated = forecasts(jobs, gpus, results, seed)
     click.echo("\n" + _table(results, simulated))
     click.echo("\nISD: how much longer a job ran than alone. PS: GPU time saved against every job alone.")
     click.echo(
-        "SIM_: the same jobs in the simulator, with the time that Slurm took to start jobs in the exclusive run."
+        "SIM_: the same jobs in the simulator, given the time that Slurm took to start them in the exclusive run:"
     )
+    click.echo("makespan within {:.0f} %, mean JCT within {:.0f} %.".format(*furthest_off_pct(results, simulated)))
     if out is not None:
         _write(results, simulated, out)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from slurm_gpushare.testbed.paper import CARD_MIB, EXCLUSIVE, Result, Training, 
 from slurm_gpushare.testbed.workload import rate_function
 
 LEASE_S = 10.0  # as the testbed's gpushare.conf has it
+LOOK_S = 0.5
+"""Half of the testbed's TickSeconds: how long a free half waits, on average, for the helper to look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,23 @@ def forecasts(jobs: Sequence[Training], gpus: int, results: Sequence[Result], se
     """A forecast for each policy that was run.
 
     What Slurm needs to start a job is no part of any policy; it is taken from the exclusive run, where there is one.
+    The helper adds the time until its next look.
     """
     start_s = next((result.start_s for result in results if result.policy == EXCLUSIVE), 0.0)
     found = {}
     for result in results:
-        world = experiment(jobs, gpus, start_s).run(result.policy, seed)
+        look_s = 0.0 if result.policy == EXCLUSIVE else LOOK_S
+        world = experiment(jobs, gpus, start_s + look_s).run(result.policy, seed)
         found[result.policy] = Forecast(float(world.end_s.max()), mean_jct_s(world), int(world.shared.sum()))
     return found
+
+
+def furthest_off_pct(results: Sequence[Result], simulated: Mapping[str, Forecast]) -> tuple[float, float]:
+    """How far off the forecasts are at most: makespan and mean JCT."""
+    pairs = [(result, simulated[result.policy]) for result in results]
+    makespan = max(abs(forecast.makespan_s / result.makespan_s - 1.0) for result, forecast in pairs)
+    jct = max(abs(forecast.mean_jct_s / result.mean_jct_s - 1.0) for result, forecast in pairs)
+    return 100.0 * makespan, 100.0 * jct
 
 
 def experiment(jobs: Sequence[Training], gpus: int, start_s: float, lease_s: float = LEASE_S) -> Experiment:

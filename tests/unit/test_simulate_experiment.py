@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_gpushare.cli.forecast import experiment
+from slurm_gpushare.cli.forecast import experiment, forecasts, furthest_off_pct
 from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.simulate.experiment import Experiment, Job, mean_jct_s
+from slurm_gpushare.testbed.paper import Outcome, Result
 from slurm_gpushare.testbed.paper_jobs import paper_jobs
 
 JOBS = [Job("a", 0, 0.0, 10.0, 600.0), Job("b", 2, 0.0, 10.0, 600.0), Job("c", 1, 0.0, 4.0, 600.0)]
@@ -55,3 +56,12 @@ def test_the_papers_jobs_gain_by_sharing() -> None:
 def test_unknown_policy() -> None:
     with pytest.raises(BadInput, match="no policy 'srpt'"):
         TRIO.run("srpt")
+
+
+def test_the_forecast_is_compared_with_what_was_run() -> None:
+    jobs = paper_jobs(None, 3, 9.0)
+    outcomes = tuple(Outcome(job, f"gpu{at}", 0.0, 0.0, job.work_s, job.work_s) for at, job in enumerate(jobs))
+    results = [Result("exclusive", outcomes)]
+    assert furthest_off_pct(results, forecasts(jobs, 3, results)) == (pytest.approx(0.0), pytest.approx(0.0))
+    late = [Result("exclusive", tuple(replace(job, end_s=2.0 * job.end_s) for job in outcomes))]
+    assert furthest_off_pct(late, forecasts(jobs, 3, late)) == (pytest.approx(50.0), pytest.approx(50.0))
