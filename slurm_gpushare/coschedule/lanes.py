@@ -61,11 +61,13 @@ class Terms:
         self.explored: Bools = perhaps & rates.can_share
         self.longest: Floats = np.where(rates.can_share, np.where(surely, promised, np.where(perhaps, tried, 0.0)), 0.0)
         """Longest guest that leaves before the resident, per second of the resident's budget."""
-        worst = np.where(perhaps, np.minimum(rates.resident_low, settings.explore_rate), rates.resident_low)
-        self.to_the_end: Floats = np.where(self.longest > 0.0, 1.0 / worst - 1.0, np.inf)
-        """Delay of the resident if the guest stays until it ends, per second that it has left: at worst, and at
-        the mean (`to_the_end_mean`)."""
-        self.to_the_end_mean: Floats = 1.0 / rates.resident_mean - 1.0
+        self.to_the_end: Floats = 1.0 / rates.resident_low - 1.0
+        """Delay of the resident if the guest stays until it ends, per second that it has left: at worst."""
+        if perhaps.any():
+            worst = 1.0 / settings.explore_rate - 1.0
+            self.to_the_end[perhaps] = np.maximum(self.to_the_end[perhaps], worst)
+        self.to_the_end[self.longest <= 0.0] = np.inf
+        self.resident_mean: Floats = rates.resident_mean
         self.stay: Floats = 1.0 / rates.guest_mean
         """Time on the card, per second of the guest's duration; `stay_high` is the pessimistic one."""
         self.stay_high: Floats = 1.0 / rates.guest_low
@@ -231,7 +233,7 @@ def together(d: Floats, left_s: Floats, terms: Terms, cell: tuple[Ints, ...]) ->
     The one that ends later goes on alone, at full speed.
     """
     stay, delay = d * terms.stay[cell], d * terms.delay[cell]
-    to_the_end = left_s * terms.to_the_end_mean[cell]
+    to_the_end = left_s * (1.0 / terms.resident_mean[cell] - 1.0)
     shared = left_s + to_the_end
     return np.where(stay <= shared, stay, shared + d - shared / terms.stay[cell]), np.minimum(delay, to_the_end)
 
