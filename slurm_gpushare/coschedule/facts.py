@@ -8,6 +8,7 @@ from slurm_gpushare.coschedule.ledger import Ledger, Turn
 from slurm_gpushare.coschedule.observe import Facts, Workload, whose
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.store import Store
+from slurm_gpushare.store.workloads import LOG_DURATION
 
 
 def tokens_in(jobs: Iterable[Job]) -> set[str]:
@@ -32,7 +33,9 @@ class StoreFacts:
         self._records_since_s = now_s - 120.0
         return Facts(
             workloads={
-                token: Workload(profile.cluster, profile.mem_used_mib, profile.duration_s)
+                token: Workload(
+                    profile.cluster, profile.mem_used_mib, profile.duration_s, profile.scatter.get(LOG_DURATION)
+                )
                 for token, profile in profiles.items()
             },
             sharing=ledger.sharing(),

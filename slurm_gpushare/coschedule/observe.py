@@ -7,9 +7,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from slurm_gpushare.config import Config
 from slurm_gpushare.coschedule import snapshot as snap
+from slurm_gpushare.coschedule.expect import from_history_s
 from slurm_gpushare.coschedule.occupancy import Card, CardUse, Holding, occupancy, placed_card
+from slurm_gpushare.coschedule.settings import LIMIT_USE
 from slurm_gpushare.slurm.gres import parse_gres, type_index
 from slurm_gpushare.slurm.hostlist import expand
 from slurm_gpushare.slurm.nodes import Node
@@ -28,6 +32,7 @@ class Workload:
     cluster: int | None = None
     mem_used_mib: int | None = None
     duration_s: float | None = None
+    duration_scatter: float | None = None  # of the logarithm; None for a single run
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +111,22 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def _expected(job: Job, workload: Workload) -> tuple[float, snap.DurationSource]:
-    if workload.duration_s is not None:
-        return workload.duration_s, snap.DurationSource.HISTORY
-    return _number(job.limit_s), snap.DurationSource.LIMIT
+def expectation(job: Job, workload: Workload) -> tuple[float, snap.DurationSource]:
+    """How long the job should run alone: its token's earlier runs, weighed against its limit if they scatter."""
+    limit_s = _number(job.limit_s)
+    if workload.duration_s is None:
+        return limit_s, snap.DurationSource.LIMIT
+    expected_s = workload.duration_s
+    if workload.duration_scatter is not None and expected_s > 0 and math.isfinite(limit_s):
+        history = np.array([expected_s]), np.array([workload.duration_scatter])
+        expected_s = float(from_history_s(*history, np.array([limit_s]), LIMIT_USE)[0])
+    return expected_s, snap.DurationSource.HISTORY
 
 
 def _occupant(holding: Holding, facts: Facts) -> snap.Occupant:
     job, token = holding.job, whose(holding.job)
     workload = facts.workloads.get(token or "", Workload())
-    expected_s, source = _expected(job, workload)
+    expected_s, source = expectation(job, workload)
     shared = facts.sharing.get(job.raw_id, Sharing())
     return snap.Occupant(
         job_id=job.key,
@@ -184,7 +195,7 @@ def _pending(job: Job, now_s: float, config: Config, facts: Facts) -> snap.Pendi
         return None
     token = whose(job) if ours else None
     workload = facts.workloads.get(token or "", Workload())
-    expected_s, source = _expected(job, workload)
+    expected_s, source = expectation(job, workload)
     wanted = job.tag.nodes if job.tag and job.tag.nodes else job.wanted_nodes
     return snap.PendingJob(
         job_id=job.key,

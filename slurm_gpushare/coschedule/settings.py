@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from slurm_gpushare.config import Config
 
+LIMIT_USE = 0.5
+"""The part of a time limit that a job is expected to use, where only the limit is known."""
 POLICIES = ("gpushare", "paper", "fcfs", "random", "off")
 
 
@@ -23,7 +25,7 @@ class PolicySettings:
     extend_time_limit: bool = False
     aged_s: float = 86_400.0  # a job that has waited this long goes first
     express_factor: float = 3.0  # guests are at most this many mean durations long
-    limit_use: float = 0.5  # the part of a time limit that a job is expected to use, where only the limit is known
+    limit_use: float = LIMIT_USE
     explore_rate: float = 0.2  # the rate that an uncertain guest is assumed to leave and get at worst
     seed: int = 0  # of the policy "random"
 

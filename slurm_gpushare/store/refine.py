@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
-from statistics import median
+from math import ceil, log
+from statistics import median, pstdev
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, select, update
@@ -17,7 +17,7 @@ from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
 from slurm_gpushare.store.counters import next_change
 from slurm_gpushare.store.database import insert_many
-from slurm_gpushare.store.workloads import touch
+from slurm_gpushare.store.workloads import LOG_DURATION, touch
 
 _CHUNK = 200
 _Key = tuple[str, str]  # token, GPU model
@@ -202,6 +202,12 @@ def _save_memory(connection: Connection, states: Mapping[_Key, _State]) -> None:
         touch(connection, {token for token, _ in states})
 
 
+def _log_scatter(elapsed_s: Sequence[float]) -> dict[str, float]:
+    """How far whole runs differ in length: the standard deviation of the logarithm."""
+    logs = [log(value) for value in elapsed_s if value > 0]
+    return {LOG_DURATION: pstdev(logs)} if len(logs) > 1 else {}
+
+
 def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
     runs = state.runs[-REMEMBERED_RUNS:]
     combined = combine([run.features for run in runs])
@@ -216,7 +222,7 @@ def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
         "mem_total_mib": round(combined.features.get("mem_total_mib", 0.0)),
         "duration_s": median(elapsed) if elapsed else None,
         "features": json.dumps(combined.features),
-        "scatter": json.dumps(combined.scatter),
+        "scatter": json.dumps({**combined.scatter, **_log_scatter(elapsed)}),
         "cluster": cluster,
         "model_version": version,
         "needs_cluster": 1,

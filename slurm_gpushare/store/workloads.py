@@ -15,6 +15,8 @@ from slurm_gpushare.store.counters import next_change
 from slurm_gpushare.store.database import Database
 
 _CHUNK = 500  # parameters of one IN (...): SQLite before 3.32 takes 999
+LOG_DURATION = "log_duration"
+"""Name of the scatter of whole runs' lengths: the standard deviation of the logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Profile:
     """mgup, mgmap, mgtsamp, gpu_util_mean_pct, mem_access_mean_pct, mem_used_mib, mem_total_mib and the means of
     some other attributes (``power_w_mean``, see `combine`); what was not measured is absent."""
     scatter: Mapping[str, float]
-    """How far the runs differ in mgup ... mem_total_mib, as a robust standard deviation; empty for a single run."""
+    """How far the runs differ in mgup ... mem_total_mib, as a robust standard deviation, and in `LOG_DURATION`; empty
+    for a single run."""
     cluster: int | None
     model_version: int | None
     restarted_s: int | None

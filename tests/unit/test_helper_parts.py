@@ -13,8 +13,9 @@ from slurm_gpushare.coschedule.adopt import adoptions, asked_token
 from slurm_gpushare.coschedule.ledger import Ledger, pairs_now
 from slurm_gpushare.coschedule.lock import Lock
 from slurm_gpushare.coschedule.nudge import Nudge
-from slurm_gpushare.coschedule.observe import placeable, startable
+from slurm_gpushare.coschedule.observe import Workload, expectation, placeable, startable
 from slurm_gpushare.coschedule.occupancy import occupancy
+from slurm_gpushare.coschedule.snapshot import DurationSource
 from slurm_gpushare.coschedule.takeback import Placements
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.knowledge.rates import RateTable
@@ -187,3 +188,18 @@ def test_log_lines_stay_one_line_whatever_is_in_them() -> None:
     assert log.line("place", job="14", why='a "quote"\nand more', none=None) == (
         'event=place job=14 why="a \\"quote\\" and more"'
     )
+
+
+@pytest.mark.parametrize(
+    ("scatter", "expected_s"),
+    [
+        pytest.param(None, 400.0, id="a single run is all there is"),
+        pytest.param(0.05, 404.0, id="runs that hardly differ"),
+        pytest.param(0.5, 600.0, id="as uncertain as limits: halfway to half of the limit, in logarithms"),
+        pytest.param(5.0, 893.0, id="runs that differ wildly: half of the limit"),
+    ],
+)
+def test_a_tokens_history_counts_as_far_as_its_runs_agree(scatter: float | None, expected_s: float) -> None:
+    got = expectation(job("1", limit_s=1800), Workload(duration_s=400.0, duration_scatter=scatter))
+    assert got == (pytest.approx(expected_s, abs=1.0), DurationSource.HISTORY)
+    assert expectation(job("1", limit_s=1800), Workload()) == (1800.0, DurationSource.LIMIT)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from store_helpers import ALICE, NOW, Site, record, token
 
 from slurm_gpushare.store.combine import combine, features_of, unlike
 from slurm_gpushare.store.tags import JobTag
-from slurm_gpushare.store.workloads import Profile
+from slurm_gpushare.store.workloads import LOG_DURATION, Profile
 
 A = token(1)
 
@@ -31,6 +32,12 @@ def test_one_odd_run_does_not_bend_the_profile(site: Site) -> None:
     assert profile(site).features["gpu_util_mean_pct"] == 50.0
     assert profile(site).runs == 5
     assert profile(site).scatter["gpu_util_mean_pct"] == pytest.approx(1.4826)
+
+
+def test_how_far_whole_runs_differ_in_length_is_kept_as_a_scatter_of_logarithms(site: Site) -> None:
+    for job, seconds in enumerate([600.0, 1200.0], start=1):
+        site.take(record(job, seconds=seconds))
+    assert profile(site).scatter[LOG_DURATION] == pytest.approx(math.log(2) / 2)
 
 
 def test_a_single_run_has_no_scatter(site: Site) -> None:
