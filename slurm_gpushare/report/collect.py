@@ -1,13 +1,14 @@
-"""Ask Slurm and the store for what a report needs: one sacct call, three queries."""
+"""Ask Slurm and the store for what a report needs: one sacct call, one squeue if jobs still run, three queries."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from slurm_gpushare.report.page import ProfilePoint
 from slurm_gpushare.report.summary import Promise, Report, summarise
-from slurm_gpushare.slurm.accounting import AccountingQuery
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
+from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.store.store import Store
 
@@ -41,10 +42,21 @@ def collect(slurm: Slurm, store: Store | None, period: Period, filters: Filters,
         partitions=filters.partitions,
         clusters=filters.clusters,
     )
-    jobs = (job for job in slurm.accounting(query) if job.gpus or job.shards or job.tag)
+    jobs = (job for job in _with_tags(slurm, slurm.accounting(query)) if job.gpus or job.shards or job.tag)
     spans = store.sharing.between(start_s, end_s) if store else ()
     decisions = store.decisions.between(start_s, end_s) if store else ()
     return summarise(jobs, spans, decisions, promise, start_s, end_s)
+
+
+def _with_tags(slurm: Slurm, jobs: list[AccountedJob]) -> list[AccountedJob]:
+    """Accounting gets a job's comment when the job ends: until then its tag is in the queue."""
+    if all(job.tag or job.end_s is not None for job in jobs):
+        return jobs
+    try:
+        tags = {job.raw_id: job.tag for job in slurm.jobs() if job.tag}
+    except SlurmError:
+        return jobs  # a report of the past needs no slurmctld
+    return [job if job.tag else replace(job, tag=tags.get(job.raw_id)) for job in jobs]
 
 
 def profile_points(store: Store) -> list[ProfilePoint]:
