@@ -297,8 +297,8 @@ def test_a_node_taken_down_under_placed_and_running_pairs_strands_nobody(site: S
     with site.environment():
         daemon.once()
         assert wait_until(lambda: any(job.running and job.nodes == ("gpu0",) for job in site.jobs().values()), 20)
-        site.testbed.stop("slurmd-gpu0")  # or it would register, and the node be back at once
-        site.testbed.run(["scontrol", "update", "NodeName=gpu0", "State=DOWN", "Reason=test"])
+        for state in ("DOWN", "DRAIN"):  # drained too, or its slurmd would register and the node be back at once
+            site.testbed.run(["scontrol", "update", "NodeName=gpu0", f"State={state}", "Reason=test"])
 
         def all_ended() -> bool:
             daemon.once()
