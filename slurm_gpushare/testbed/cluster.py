@@ -253,10 +253,10 @@ class Testbed:
         elif gpushare:
             self.wait_for_hook()
 
-    def wait_for_hook(self) -> None:
-        """Until the hook looks at gpushare.conf again, which it does once in each second of the clock."""
+    def wait_for_hook(self, seconds: int = 1) -> None:
+        """Until the hook has looked again: at gpushare.conf every second of the clock, for a new hook.sqlite every two."""
         changed_at = int(time.time())
-        wait_until(lambda: int(time.time()) > changed_at, 2)
+        wait_until(lambda: int(time.time()) >= changed_at + seconds, seconds + 1)
 
     def _daemon(self, name: str) -> Daemon:
         daemons = self.daemons()

@@ -62,8 +62,9 @@ def test_the_demonstration_shows_who_shares_and_cleans_up(short_tmp: Path, slurm
     small = ["--policies=exclusive,fcfs", "--jobs=6", "--gpus=2", "--seconds=4", f"--out={short_tmp / 'out'}"]
     argv = [sys.executable, "-m", "slurm_gpushare", "demo", "--dir", str(directory), *small, *suite]
     shown = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=True).stdout
-    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.startswith(("exclusive", "fcfs"))}
-    assert rows["exclusive"][-1] == "0/6"
-    assert rows["fcfs"][-1] != "0/6", "with more jobs than GPUs some must have shared"
+    table = [line.split() for line in shown.splitlines() if line.startswith(("POLICY", "exclusive", "fcfs"))]
+    shared = {row[0]: row[table[0].index("SHARED")] for row in table}
+    assert shared["exclusive"] == "0/6"
+    assert shared["fcfs"] != "0/6", "with more jobs than GPUs some must have shared"
     assert (short_tmp / "out" / "figure.png").stat().st_size > 10_000
     assert not directory.exists()

@@ -220,6 +220,7 @@ def test_a_job_whose_hook_was_away_is_tagged_and_left_as_it_asked(site: Site) ->
     from slurm_gpushare.store.hookfile import HookFile
 
     HookFile(site.config.hook_file).beat(0)
+    site.testbed.wait_for_hook(3)  # it may still have the last test's file open
     job = site.submit(0)
     asked = site.jobs()[job].per_node
     assert site.jobs()[job].tag is None
