@@ -254,7 +254,7 @@ class Testbed:
             self.wait_for_hook()
 
     def wait_for_hook(self, seconds: int = 1) -> None:
-        """Until the hook has looked again: at gpushare.conf every second of the clock, for a new hook.sqlite every two."""
+        """Until the hook has looked again: at gpushare.conf every second, for a new hook.sqlite every two."""
         changed_at = int(time.time())
         wait_until(lambda: int(time.time()) >= changed_at + seconds, seconds + 1)
 
