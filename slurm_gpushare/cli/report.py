@@ -14,7 +14,7 @@ import click
 from slurm_gpushare.cli.access import config_or_defaults, readable_store
 from slurm_gpushare.cli.output import Column, echo_json, progress, styled, table, text_of
 from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.report.collect import Filters, Period, collect, profile_points
+from slurm_gpushare.report.collect import Filters, Period, collect, profile_points, shipped_cells
 from slurm_gpushare.report.export import to_csv, to_json
 from slurm_gpushare.report.page import render
 from slurm_gpushare.report.summary import Promise, Report, Spread
@@ -78,7 +78,7 @@ def report(
         if store:
             store.close()
     if html:
-        _write(html, render(found, points))
+        _write(html, render(found, points, [shipped_cells()]))
     if as_json:
         echo_json(to_json(found))
     elif as_csv:

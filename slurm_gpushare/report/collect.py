@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from slurm_gpushare.report.page import ProfilePoint
+from slurm_gpushare.report.page import KnowledgeCells, ProfilePoint
 from slurm_gpushare.report.summary import Promise, Report, summarise
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.errors import SlurmError
@@ -66,3 +66,13 @@ def profile_points(store: Store) -> list[ProfilePoint]:
         for profile in store.profiles.all()
         if {"mgup", "mgmap"} <= profile.features.keys()
     ]
+
+
+def shipped_cells() -> KnowledgeCells:
+    """The knowledge that every token starts from, for the heat map. Imports numpy: only for pages."""
+    from slurm_gpushare.knowledge.cells import isd_matrix
+    from slurm_gpushare.knowledge.default import default_kb
+
+    base = default_kb()
+    matrix = isd_matrix(base.cells, base.k)
+    return KnowledgeCells(base.gpu_model, [[None if v != v else float(v) for v in row] for row in matrix])
