@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from slurm_gpushare.simulate.whole import start_whole
@@ -9,16 +11,16 @@ from slurm_gpushare.simulate.workload import Floats, Ints, Workload
 from slurm_gpushare.simulate.world import World
 
 
-class Policy:
+class Policy(ABC):
     """What decides at each instant, once all that ended or arrived then is booked."""
 
     def __init__(self, work: Workload, seed: int = 0) -> None:
         self.by_submit: Ints = np.arange(work.jobs)
         self.by_duration: Ints = np.argsort(work.duration_s, kind="stable")
 
+    @abstractmethod
     def schedule(self, world: World) -> None:
         """Start (or stop) jobs."""
-        raise NotImplementedError
 
     def wake_s(self, world: World) -> float:
         """When it wants to look again even if nothing happens."""
@@ -42,9 +44,9 @@ class Sjf(Policy):
 class Preemptive(Policy):
     """Runs the jobs that rank first, at no cost for stopping and going on."""
 
+    @abstractmethod
     def rank(self, world: World, jobs: Ints) -> Floats:
         """Lower goes first; ties go to the lower job index."""
-        raise NotImplementedError
 
     def schedule(self, world: World) -> None:
         work = world.work

@@ -20,9 +20,9 @@ from hook_testbed import (
     write_hook_file,
 )
 
+from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.tag import parse_tag
 from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.confs import version
 from slurm_gpushare.testbed.jobs import show, wait_for
 
 REQUEST = ("TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask", "CpusPerTres", "MemPerTres", "TresBind")
@@ -197,25 +197,19 @@ def test_begin_dependency_reservation_and_hold(shared: Testbed) -> None:
         shared.run(["scontrol", "delete", "ReservationName=r"])
 
 
-def test_existing_admin_comment_is_kept(shared: Testbed) -> None:
-    """Only root may set one; root's own tokens are unknown here, so it is a probe."""
-    if version(shared.release) < (23, 11):
-        pytest.skip("sbatch --admin-comment does not exist")
-    done = shared.run(
-        [
-            "sbatch",
-            "--parsable",
-            "-o/dev/null",
-            "--admin-comment=ticket 5",
-            f"--comment=gpushare:{UNKNOWN}",
-            "--gpus=1",
-        ],
-        input="#!/bin/sh\ntrue\n",
-        check=False,
+def test_admin_comment_of_the_sites_own_script_is_kept(shared: Testbed) -> None:
+    """No user can set one: it comes from lines of the site's before ours."""
+    script = shared.layout.etc / "job_submit.lua"
+    bridge = resource_dir("lua_bridge") / "job_submit.lua"
+    script.write_text(
+        f'dofile("{bridge}")\n'
+        "local ours = slurm_job_submit\n"
+        "function slurm_job_submit(job, ...) job.admin_comment = 'ticket 5' return ours(job, ...) end\n"
+        "return slurm.SUCCESS\n"
     )
-    if "admin-comment" in done.stderr:
-        pytest.skip("sbatch --admin-comment does not exist")
-    assert show(shared, done.stdout.strip())["AdminComment"] == f"ticket 5 GS1:probe;t={UNKNOWN}"
+    shared.restart("slurmctld")
+    job = sbatch(shared, "--gpus=1", token=UNKNOWN)
+    assert show(shared, job.job_id)["AdminComment"] == f"ticket 5 GS1:probe;t={UNKNOWN}"
 
 
 def test_gpus_by_model_run_although_types_are_per_index(shared: Testbed) -> None:
