@@ -87,6 +87,12 @@ def gpushare(debug: bool) -> None:
     """Let two training jobs share one GPU when they do not get in each other's way."""
 
 
+# click before 8.2 prints the help and exits by itself.
+_NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
+
+
 def _report(message: str) -> None:
     one_line = " ".join(message.split())
     click.echo(f"gpushare: error: {one_line}", err=True)
@@ -105,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         code = error.exit_code
     except click.Abort:
         code = 130
-    except click.exceptions.NoArgsIsHelpError as error:
+    except _NO_ARGUMENTS as error:
         click.echo(error.format_message(), err=True)
         code = Exit.USAGE
     except click.ClickException as error:

@@ -75,9 +75,18 @@ def warn(message: str) -> None:
     click.echo(f"gpushare: warning: {' '.join(message.split())}", err=True)
 
 
+class _Silent:
+    """A bar that nobody sees."""
+
+    def update(self, n_steps: int) -> None:
+        """Nothing to show."""
+
+
 @contextmanager
 def progress(label: str, length: int) -> Iterator[Any]:
     """A bar on stderr for work over about two seconds; silent where stderr is no terminal."""
-    hidden = not sys.stderr.isatty()
-    with click.progressbar(length=length, label=label, file=sys.stderr, hidden=hidden) as bar:
+    if not sys.stderr.isatty():
+        yield _Silent()
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
         yield bar
