@@ -41,6 +41,7 @@ class Site:
         profiles = [KnownProfile(t, 0, "V100", 2000, 16384, i % 3, duration_s) for i, t in enumerate(TOKENS)]
         enter_profiles(self.store, profiles)
         self.beat()
+        testbed.wait_for_hook(2)  # it may still have the last test's file open
 
     def lease(self, seconds: int) -> None:
         """Let leases last long enough for a test to look around."""

@@ -25,8 +25,14 @@ OTHERS = "gs-" + "o" * 20
 UNKNOWN = "gs-" + "u" * 20
 
 
+_first_file: list[Path] = []
+
+
 def write_hook_file(testbed: Testbed, *, workloads: int = 0) -> Path:
-    """hook.sqlite with a workload of USER's and one of somebody else's, written by a helper that is alive."""
+    """hook.sqlite with a workload of USER's and one of somebody else's, written by a helper that is alive.
+
+    The hook may keep the last file open for two seconds. That matters for the first one only: after it all are alike.
+    """
     path = testbed.layout.gpushare / "hook.sqlite"
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as file, file:
@@ -35,6 +41,9 @@ def write_hook_file(testbed: Testbed, *, workloads: int = 0) -> Path:
         rows += [(f"gs-{index:020d}".translate(str.maketrans("0189", "abcd")), 1, 1) for index in range(workloads)]
         file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, 4000)", rows)
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
+    if not _first_file:
+        testbed.wait_for_hook(2)
+        _first_file.append(path)
     return path
 
 
