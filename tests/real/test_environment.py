@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.jobs import submit, wait_for
+from slurm_gpushare.testbed.processes import wait_until
 
 COUNT_GPUS = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
 
@@ -51,9 +52,12 @@ def test_steps_start_on_every_node(testbed: Testbed) -> None:
 def test_accounting_keeps_shards_and_comments(testbed: Testbed) -> None:
     job = submit(testbed, "true", "--gres=shard:v100_0:2", "--comment=hello")
     wait_for(testbed, job, ["COMPLETED"])
-    row = testbed.run(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "AllocTRES,Comment"]).stdout
-    assert "gres/shard=2" in row
-    assert row.strip().endswith("|hello")
+
+    def row() -> str:
+        return testbed.run(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "AllocTRES,Comment"]).stdout.strip()
+
+    # slurmctld tells slurmdbd when it has the time: some seconds later on a busy machine.
+    assert wait_until(lambda: "gres/shard=2" in row() and row().endswith("|hello"), 60), row()
 
 
 def test_the_demonstration_shows_who_shares_and_cleans_up(short_tmp: Path, slurm_suite: str | None) -> None:

@@ -288,8 +288,12 @@ def test_a_helper_killed_among_sixty_jobs_strands_nobody(site: Site) -> None:
         assert wait_until(restored, 30), site.picture()
         assert all((job.eligible_s or 0) <= time.time() + 1 for job in site.jobs().values())
     assert wait_until(lambda: not site.jobs(), 200), site.picture()
-    ends = site.testbed.run(["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", ",".join(submitted)]).stdout
-    assert wait_until(lambda: ends.count("COMPLETED") == 60, 1), ends
+
+    def ends() -> str:
+        return site.testbed.run(["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", ",".join(submitted)]).stdout
+
+    # Slurm's accounting is told later than squeue.
+    assert wait_until(lambda: ends().count("COMPLETED") == 60, 60), ends()
 
 
 def test_a_node_taken_down_under_placed_and_running_pairs_strands_nobody(site: Site) -> None:

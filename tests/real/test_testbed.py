@@ -114,12 +114,19 @@ def test_no_job_step_outlives_down(spare: Spare) -> None:
     wait_for(spare, submit(spare, "sleep 1000"), ["RUNNING"])
 
     def steps() -> set[int]:
-        return {pid for pid in marked_pids(spare.dir) if Path(f"/proc/{pid}/comm").read_text() == "slurmstepd\n"}
+        return {pid for pid in marked_pids(spare.dir) if name_of(pid) == "slurmstepd"}
 
     assert wait_until(lambda: bool(steps()), 10)
     before = steps()
     spare.down(purge=True)
     assert not [pid for pid in before if start_ticks(pid)]
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""  # it ended meanwhile
 
 
 def _sleepers() -> list[str]:
