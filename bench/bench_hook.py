@@ -92,8 +92,12 @@ def hook_file(testbed: Testbed, workloads: int) -> Path:
 
 @contextmanager
 def fresh(plugin: bool = True) -> Iterator[Testbed]:
-    """A new Slurm without jobs, with the hook or without any submit plugin."""
-    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as scratch:
+    """A new Slurm without jobs, with the hook or without any submit plugin; in memory.
+
+    On disk the files that slurmctld makes for each job cost it more than any script, and that varies threefold with
+    what was deleted there lately.
+    """
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/dev/shm") as scratch:
         Path(scratch).chmod(0o755)
         testbed = Testbed(Path(scratch) / "testbed").up(Shape(nodes=2, gpus=2, shards=2), accounting=False)
         try:

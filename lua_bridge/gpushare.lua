@@ -184,8 +184,8 @@ local SHARED = "this job may share its GPU with another; it is placed within %d 
 
 -- What becomes of a job that asks for GPUs, on partitions that are all shared: {field = value} or nil, then a line for
 -- the user if it takes part, then the reason if it does not.
-local function decide(job_desc, read, settings, list, token, max)
-  local single, reason = request.single_gpu(read)
+local function decide(job_desc, read, asked, settings, list, token, max)
+  local single, reason = request.single_gpu(read, asked)
   local model = settings.gpu_model
   if single and single.type and not (single.type:sub(1, #model + 1) == model .. "_") then
     single, reason = nil, "it asks for a GPU of another type"
@@ -242,9 +242,10 @@ end
 local function submit(job_desc, part_list, submit_uid)
   local read = fields.reader(job_desc, fields.DESC)
   local token, malformed, max = M.parse_comment(read("comment"))
-  local asked = token ~= nil or malformed ~= nil
-  local shards, gpus = request.asks_for_shards(read), request.asks_for_gpus(read)
-  if not (asked or shards or gpus) then
+  local wants = token ~= nil or malformed ~= nil
+  local asked = request.of(read)
+  local shards, gpus = request.asks_for_shards(asked), request.asks_for_gpus(read, asked)
+  if not (wants or shards or gpus) then
     return slurm.SUCCESS
   end
   local settings, why = conf.current()
@@ -260,15 +261,16 @@ local function submit(job_desc, part_list, submit_uid)
   if shared == 0 or shared < #list then
     reason = "its partitions do not all share GPUs"
   elseif gpus then
-    local typed = request.without_model(read, settings.gpu_model, read("features"))
+    local typed = request.without_model(asked, settings.gpu_model, read("features"))
     if typed then
       fields.apply(job_desc, typed)
+      asked = request.of(read)
     end
     if typed == false then
       reason = "write the GPU's type into the constraint yourself (--gres=gpu:1 -C ...)"
-      asked = true
+      wants = true
     else
-      local wanted, line, not_shared = decide(job_desc, read, settings, list, token, max)
+      local wanted, line, not_shared = decide(job_desc, read, asked, settings, list, token, max)
       if wanted then
         fields.apply(job_desc, wanted)
       end
@@ -280,7 +282,7 @@ local function submit(job_desc, part_list, submit_uid)
   else
     reason = reason or "it asks for no GPU"
   end
-  if asked and reason then
+  if wants and reason then
     tell("not shared: " .. reason .. ". The job runs as written.")
   end
   return slurm.SUCCESS
@@ -299,7 +301,8 @@ local function modify(job_desc, job_rec, part_list, modify_uid)
   local record = fields.reader(job_rec, fields.RECORD)
   local tag = (" " .. (record("admin_comment") or "")):match("%sGS1:(%S*)")
   local list, shared = partitions_of(read("partition") or record("partition"), part_list, settings)
-  local shards, gpus = request.asks_for_shards(read), request.asks_for_gpus(read)
+  local asked = request.of(read)
+  local shards, gpus = request.asks_for_shards(asked), request.asks_for_gpus(read, asked)
   local quietly = settings.slurm_version and settings.slurm_version < M.MODIFY_MESSAGE
   if read("admin_comment") then
     return refuse("only administrators write AdminComment.", quietly)
@@ -312,7 +315,7 @@ local function modify(job_desc, job_rec, part_list, modify_uid)
       return refuse("a shared job's GPU cannot be changed by hand. Submit it again without the token.", quietly)
     end
   elseif gpus and shared > 0 and shared == #list then
-    local typed = request.without_model(read, settings.gpu_model, read("features") or record("features"))
+    local typed = request.without_model(asked, settings.gpu_model, read("features") or record("features"))
     if typed then
       fields.apply(job_desc, typed)
     end

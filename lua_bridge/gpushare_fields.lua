@@ -72,12 +72,16 @@ M.WRITABLE = {
   tres_per_task = true,
 }
 
+local unset
+
 -- A function that reads one allowed field of `object`. Slurm's "unset" numbers come back as nil.
 function M.reader(object, allowed)
-  local unset = {}
-  for _, name in ipairs({ "NO_VAL", "NO_VAL16", "NO_VAL64", "NO_VAL8" }) do
-    if slurm[name] ~= nil then
-      unset[slurm[name]] = true
+  if not unset then
+    unset = {}
+    for _, name in ipairs({ "NO_VAL", "NO_VAL16", "NO_VAL64", "NO_VAL8" }) do
+      if slurm[name] ~= nil then
+        unset[slurm[name]] = true
+      end
     end
   end
   return function(name)
@@ -85,7 +89,7 @@ function M.reader(object, allowed)
       error("field '" .. tostring(name) .. "' is not on the allow-list")
     end
     local value = object[name]
-    if value == nil or value == "" or (type(value) == "number" and unset[value]) then
+    if value == nil or value == "" or unset[value] then
       return nil
     end
     return value

@@ -10,7 +10,10 @@ M.FIELDS = { "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"
 -- An item that is not understood has no name.
 function M.parse(text)
   local items = {}
-  for item in (text or ""):gmatch("[^,]+") do
+  if not text then
+    return items
+  end
+  for item in text:gmatch("[^,]+") do
     local prefix = item:match("^gres[:/]") or ""
     local words = {}
     for word in (item:sub(#prefix + 1) .. ":"):gmatch("(.-)[:=]") do
@@ -34,11 +37,20 @@ function M.parse(text)
   return items
 end
 
--- Whether a request in `read` names shards, in whatever form.
-function M.asks_for_shards(read)
+-- The job's requests, each field parsed once: {field = items}.
+function M.of(read)
+  local asked = {}
   for _, field in ipairs(M.FIELDS) do
-    for _, item in ipairs(M.parse(read(field))) do
-      if item.name == "shard" then
+    asked[field] = M.parse(read(field))
+  end
+  return asked
+end
+
+-- Whether one of the requests names `name` ("gpu", "shard"), in whatever form.
+local function names(asked, name)
+  for _, field in ipairs(M.FIELDS) do
+    for _, item in ipairs(asked[field]) do
+      if item.name == name then
         return true
       end
     end
@@ -46,16 +58,12 @@ function M.asks_for_shards(read)
   return false
 end
 
--- Whether the job asks for a GPU in any way.
-function M.asks_for_gpus(read)
-  for _, field in ipairs(M.FIELDS) do
-    for _, item in ipairs(M.parse(read(field))) do
-      if item.name == "gpu" then
-        return true
-      end
-    end
-  end
-  return read("ntasks_per_tres") ~= nil and read("ntasks_per_tres") > 0
+function M.asks_for_shards(asked)
+  return names(asked, "shard")
+end
+
+function M.asks_for_gpus(read, asked)
+  return names(asked, "gpu") or (read("ntasks_per_tres") or 0) > 0
 end
 
 -- `features` and `model`, or nil where the expression cannot be extended without changing what it means.
@@ -94,11 +102,11 @@ end
 
 -- gpu:MODEL:N -> gpu:N plus the feature, since with one type an index no GPU has the type MODEL.
 -- The changes as {field = value}; nil if there is nothing to do; false if it cannot be done.
-function M.without_model(read, model, features)
+function M.without_model(asked, model, features)
   local wanted, found = {}, false
   for _, field in ipairs(M.FIELDS) do
     local texts, changed = {}, false
-    for _, item in ipairs(M.parse(read(field))) do
+    for _, item in ipairs(asked[field]) do
       if item.name == "gpu" and item.type == model and not item.odd then
         texts[#texts + 1] = string.format("%s%s:%d", item.prefix, item.name, item.count)
         changed = true
@@ -147,10 +155,10 @@ end
 
 -- The job's request if it is for exactly one GPU on one node: {type, prefix, tasks, pin_node, per_task}.
 -- Else nil and the reason, as a user would say it.
-function M.single_gpu(read)
+function M.single_gpu(read, asked)
   local items, per = {}, {}
   for _, field in ipairs(M.FIELDS) do
-    local parsed = without_cpus(field, M.parse(read(field)))
+    local parsed = without_cpus(field, asked[field])
     if #parsed > 1 then
       return nil, "it asks for several kinds of resources"
     elseif parsed[1] then
