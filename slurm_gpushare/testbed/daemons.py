@@ -34,7 +34,7 @@ class Daemon:
     run_dir: Path
     log: Path
     ready: Callable[[], bool]
-    timeout_s: float = 60.0
+    timeout_s: float = 180.0
     _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -76,9 +76,9 @@ class Daemon:
         """SIGKILL, as in a crash."""
         if (pid := self.pid()) is not None:
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: self.pid() is None, 10)
+            wait_until(lambda: self.pid() is None, 60)
 
-    def stop(self, grace_s: float = 10.0) -> None:
+    def stop(self, grace_s: float = 60.0) -> None:
         if (pid := self.pid()) is not None:
             stop_pids([pid], grace_s)
             self.pid()

@@ -242,7 +242,7 @@ class Experiment:
             process = subprocess.Popen(command, env=os.environ | self.testbed.env, stdout=file, stderr=file)
         try:
             hook = HookFile(config.hook_file)
-            if not wait_until(lambda: bool(hook.heartbeat_s()) or process.poll() is not None, 60) or process.poll():
+            if not wait_until(lambda: bool(hook.heartbeat_s()) or process.poll() is not None, 180) or process.poll():
                 raise GpushareError(f"the helper does not start: {last_lines(log)}")
             yield
         finally:

@@ -107,7 +107,7 @@ def stop_pids(pids: Iterable[int], grace_s: float = 3.0) -> None:
                 del alive[pid]
         return not alive
 
-    for signal_number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+    for signal_number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 60.0)):
         for pid in list(alive):
             try:
                 os.kill(pid, signal_number)

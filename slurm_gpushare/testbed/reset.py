@@ -45,7 +45,7 @@ def _cancel_everything(testbed: Testbed) -> None:
     if wait_until(empty, 5):
         return
     testbed.run(["scancel", "--quiet", "--signal=KILL", "--full", "--state=RUNNING"], check=False)
-    if not wait_until(empty, 20):
+    if not wait_until(empty, 60):
         raise GpushareError(f"testbed: jobs that do not end: {testbed.run(['squeue', '-h', '-a']).stdout.strip()}")
 
 
@@ -94,12 +94,12 @@ def _idle_nodes(testbed: Testbed) -> None:
         testbed.run(
             ["scontrol", "update", f"NodeName={','.join(testbed.shape.node_names)}", "State=RESUME"], check=False
         )
-    if not wait_until(lambda: set(states().values()) == {"idle"}, 30):
+    if not wait_until(lambda: set(states().values()) == {"idle"}, 60):
         raise GpushareError(f"testbed: nodes that do not become idle: {states()}")
     if version(testbed.release) < (23, 11) and _lost_shards(testbed):
         # 22.05 forgets shards when slurmctld restarts while they are in use; with no job left a restart finds them.
         testbed.restart("slurmctld")
-        if not wait_until(lambda: set(states().values()) == {"idle"} and not _lost_shards(testbed), 30):
+        if not wait_until(lambda: set(states().values()) == {"idle"} and not _lost_shards(testbed), 60):
             raise GpushareError("testbed: slurmctld lost shards and does not find them again")
 
 
