@@ -38,7 +38,7 @@ def daemon(argv: list[str], ready: Callable[[], bool]) -> Iterator[None]:
             yield
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,11 @@ def munge_socket(short_dir: Path) -> Iterator[Path]:
         "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={sock}", "--num-threads=2",
         *(f"--{name}-file={short_dir}/munge.{name}" for name in ("pid", "log", "seed")),
     ]  # fmt: skip
-    with daemon(argv, sock.exists):
+
+    def answers() -> bool:
+        return subprocess.run(["munge", f"--socket={sock}", "--no-input"], capture_output=True).returncode == 0
+
+    with daemon(argv, answers):
         yield sock
 
 

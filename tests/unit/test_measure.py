@@ -33,7 +33,7 @@ def test_least_known_pairs_come_first() -> None:
 
 
 def test_commands_are_run_and_rates_written(tmp_path: Path) -> None:
-    (tmp_path / "w.csv").write_text("token,command\ngs-a,sleep 0.1\ngs-b,sleep 0.2\n")
+    (tmp_path / "w.csv").write_text("token,command\ngs-a,sleep 0.4\ngs-b,sleep 0.5\n")
     command = ["measure", str(tmp_path / "w.csv"), "--pairs", "9", "--out", str(tmp_path / "pairs.csv")]
     result = CliRunner().invoke(kb, command, catch_exceptions=False)
     assert "3 pairs" in result.output

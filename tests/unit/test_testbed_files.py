@@ -160,7 +160,7 @@ def test_a_build_that_was_killed_is_found_by_its_mark_and_locks_until_it_has_end
     mark = {"GPUSHARE_TESTBED": str(tmp_path)}
     code = f"from slurm_gpushare.testbed.rootfs import root_of; root_of('trixie', str, {mark})"
     builder = subprocess.Popen([sys.executable, "-c", code])
-    assert wait_until(lambda: bool(marked_pids(tmp_path)), 20)
+    assert wait_until(lambda: bool(marked_pids(tmp_path)), 60)
     builder.kill()
     builder.wait()
     with (tmp_path / "cache" / "trixie.lock").open() as lock:

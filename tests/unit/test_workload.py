@@ -11,6 +11,7 @@ import pytest
 from emulated import NODE, EmulatedNode, figures
 
 from slurm_gpushare.testbed.emulator import ComputeMode, create_node, set_compute_mode
+from slurm_gpushare.testbed.processes import wait_until
 from slurm_gpushare.testbed.workload import main
 
 PAIRS = "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b\nsmall,large,V100,1,0.40,0.85\nhuge,large,V100,0,,\n"
@@ -41,7 +42,7 @@ def test_a_lone_job_takes_its_stated_time_and_prints_its_epochs(emulated_node: E
 
 
 def test_a_pair_is_slowed_as_the_table_says_each_in_its_direction(emulated_node: EmulatedNode, pairs: str) -> None:
-    large = emulated_node.job("--pairs", pairs, "--profile", "large", "--work-s", "60", "--epochs", "600")
+    large = emulated_node.job("--pairs", pairs, "--profile", "large", "--work-s", "60", "--epochs", "6")
     assert large.stdout is not None
     assert large.stdout.readline().startswith("training")
     code, out, _ = emulated_node.run_job("--pairs", pairs, "--profile", "small", "--work-s", "0.3")
@@ -117,7 +118,7 @@ def test_an_exclusive_card_turns_the_second_job_away(emulated_node: EmulatedNode
 
 def test_a_stopped_job_resumes_from_its_checkpoint(emulated_node: EmulatedNode, tmp_path: Path) -> None:
     saved = tmp_path / "progress"
-    options = ("--work-s", "0.5", "--epochs", "10", "--checkpoint", str(saved))
+    options = ("--work-s", "2", "--epochs", "40", "--checkpoint", str(saved))
     job = emulated_node.job(*options)
     assert job.stdout is not None
     while not job.stdout.readline().startswith("epoch 3/"):
@@ -129,7 +130,7 @@ def test_a_stopped_job_resumes_from_its_checkpoint(emulated_node: EmulatedNode, 
     code, out, _ = emulated_node.run_job(*options)
     assert code == 0
     assert out.splitlines()[1].startswith("resumed")
-    assert figures(out.splitlines()[-1])["work_s"] == pytest.approx(0.5 - done_s, abs=0.01)
+    assert figures(out.splitlines()[-1])["work_s"] == pytest.approx(2 - done_s, abs=0.01)
     assert not saved.exists()
 
 
@@ -149,19 +150,18 @@ def test_a_requeued_job_resumes_by_its_id_and_a_new_one_with_that_id_does_not(
 
 def test_the_end_of_the_first_epoch_touches_the_epoch_file(emulated_node: EmulatedNode, tmp_path: Path) -> None:
     marker = tmp_path / "epoch"
-    job = emulated_node.job("--work-s", "30", "--epochs", "150", GPUSHARE_EPOCH_FILE=str(marker))
+    job = emulated_node.job("--work-s", "30", "--epochs", "20", GPUSHARE_EPOCH_FILE=str(marker))
     assert job.stdout is not None
     job.stdout.readline()
     assert not marker.exists()
-    while not job.stdout.readline().startswith("epoch 2/"):
-        pass
-    assert marker.exists()
+    assert job.stdout.readline().startswith("epoch 1/")
+    assert wait_until(marker.exists, 60)
     job.kill()
     job.communicate()
 
 
 def test_suspended_time_is_not_worked(emulated_node: EmulatedNode) -> None:
-    job = emulated_node.job("--work-s", "0.5", "--epochs", "5")
+    job = emulated_node.job("--work-s", "2", "--epochs", "20")
     assert job.stdout is not None
     while not job.stdout.readline().startswith("epoch 1/"):
         pass
@@ -170,7 +170,7 @@ def test_suspended_time_is_not_worked(emulated_node: EmulatedNode) -> None:
     emulated_node.run_job("--work-s", "0.7", CUDA_VISIBLE_DEVICES="1")  # something that takes a while
     job.send_signal(signal.SIGCONT)
     out, _ = job.communicate(timeout=60)
-    assert figures(out.splitlines()[-1])["time_s"] > 0.5 + 0.6
+    assert figures(out.splitlines()[-1])["time_s"] > 2 + 0.6
 
 
 @pytest.mark.parametrize(
