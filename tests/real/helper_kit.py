@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -43,11 +42,10 @@ class Site:
         self.beat()
         testbed.wait_for_hook(2)  # it may still have the last test's file open
 
-    def lease(self, seconds: int) -> None:
-        """Let leases last long enough for a test to look around."""
-        path = self.testbed.layout.etc / "gpushare.conf"
-        path.write_text(re.sub(r"LeaseSeconds=\d+", f"LeaseSeconds={seconds}", path.read_text()))
-        self.config = load_config(path)
+    def configure(self, **keys: str) -> None:
+        """Other settings for hook and helper."""
+        self.testbed.configure(gpushare=keys)
+        self.config = load_config(self.config.source)
 
     def index(self, job: str) -> int:
         """A GPU index that the job can be sent to: before 23.11 the one that it was given at submission."""
@@ -99,7 +97,7 @@ class Site:
         """A job that did not."""
         return str(submit(self.testbed, script, "--mem=100", "--output=/dev/null", *options))
 
-    def wait_running(self, keys: Sequence[str], timeout_s: float = 20) -> None:
+    def wait_running(self, keys: Sequence[str], timeout_s: float = 60) -> None:
         def running() -> bool:
             jobs = self.jobs()
             return all(key in jobs and jobs[key].running for key in keys)
@@ -125,7 +123,7 @@ class Site:
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                process.wait(30)
+                process.wait(60)
 
     def alive(self) -> bool:
         return time.time() - (HookFile(self.config.hook_file).heartbeat_s() or 0) < 30

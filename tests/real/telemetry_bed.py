@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 import re
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ CLOSE = 3.0  # points
 SHARD = "--gres=shard:v100_{gpu}:1"
 
 
-def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -34,11 +36,27 @@ def workload(util: float = 50, access: float = 20, mem_mib: int = 2048, work_s: 
     )
 
 
+def endless(util: float, access: float, mem_mib: int) -> str:
+    """A workload to be cancelled: many short epochs, none of which ends its profile."""
+    return f"unset GPUSHARE_EPOCH_FILE; {workload(util, access, mem_mib, work_s=600, epochs=200)}"
+
+
 def start(testbed: Testbed, script: str, *options: str, gpu: int = 0, node: str = "gpu0", user: str = "games") -> int:
     home = testbed.layout.home / user
     return submit(
         testbed, script, SHARD.format(gpu=gpu), f"--nodelist={node}", "--output=%j.out", *options, user=user, cwd=home
     )
+
+
+def start_measured(
+    testbed: Testbed, script: str, *options: str, gpu: int = 0, node: str = "gpu0", user: str = "games"
+) -> int:
+    """A job whose script begins once its sampler has seen it: samplers, being nice, start late on a busy machine."""
+    wait = "until [ -e go.$SLURM_JOB_ID ]; do sleep 0.05; done"
+    job = start(testbed, f"{wait}; {script}", *options, gpu=gpu, node=node, user=user)
+    until(lambda: any(record.job_id == job and record.profile.stats for _, record in spooled(testbed, Kind.INTERIM)))
+    (testbed.layout.home / user / f"go.{job}").touch()
+    return job
 
 
 def output(testbed: Testbed, job: int, user: str = "games") -> str:
@@ -59,7 +77,7 @@ def spooled(testbed: Testbed, kind: Kind) -> list[tuple[int, Record]]:
     return [found for path in paths if (found := open_credential(testbed, path))]
 
 
-def final_records(testbed: Testbed, count: int = 1, timeout_s: float = 30.0) -> dict[int, Record]:
+def final_records(testbed: Testbed, count: int = 1, timeout_s: float = 120.0) -> dict[int, Record]:
     """Final records by job, once there are `count`."""
     incoming = testbed.layout.gpushare / "spool" / "incoming"
     until(lambda: len(list(incoming.glob("*-f.rec"))) >= count, timeout_s)
@@ -84,13 +102,30 @@ def hook_script(
         "SLURM_JOB_UID": str(pwd.getpwnam("games").pw_uid),
     }  # fmt: skip
     script = testbed.layout.etc / f"{name}.sh"
-    return subprocess.run([script], env={**env, **changes}, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run([script], env={**env, **changes}, capture_output=True, text=True, timeout=60, check=False)
 
 
 def assert_features(record: Record, mgup: float, mgmap: float, mgtsamp: float) -> None:
     assert record.features.mgup == pytest.approx(mgup, abs=CLOSE)
     assert record.features.mgmap == pytest.approx(mgmap, abs=CLOSE)
     assert record.features.mgtsamp == pytest.approx(mgtsamp, abs=CLOSE)
+
+
+def ingest(testbed: Testbed) -> dict[str, Any]:
+    counts: dict[str, Any] = json.loads(testbed.run(["gpushare", "ingest", "--json"]).stdout)
+    return counts
+
+
+def ingest_until(testbed: Testbed, name: str) -> dict[str, Any]:
+    """Run ingest until one of its counts is not 0: the job may still be running, or slurmdbd lag behind."""
+    counts: dict[str, Any] = {}
+
+    def counted() -> bool:
+        counts.update(ingest(testbed))
+        return bool(counts[name])
+
+    until(counted)
+    return counts
 
 
 def configure(testbed: Testbed, **changes: str) -> None:

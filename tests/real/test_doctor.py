@@ -70,7 +70,7 @@ def test_what_slurm_conf_lacks_is_named(testbed: Testbed, config: Config) -> Non
     )
     expected = {"accounting-tres", "hook", "prolog", "epilog", "task-prolog", "priority"}
     # 22.05 shows no shards until the nodes have told a restarted slurmctld of them.
-    wait_until(lambda: failures(doctor(testbed)) == expected, 30)
+    wait_until(lambda: failures(doctor(testbed)) == expected, 60)
     found = doctor(testbed)
     assert failures(found) == expected
     assert found["cli-filter"]["level"] == "warn"

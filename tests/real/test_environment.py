@@ -65,7 +65,7 @@ def test_the_demonstration_shows_who_shares_and_cleans_up(short_tmp: Path, slurm
     suite = [f"--slurm={slurm_suite}"] if slurm_suite else []
     small = ["--policies=exclusive,fcfs", "--jobs=6", "--gpus=2", "--seconds=4", f"--out={short_tmp / 'out'}"]
     argv = [sys.executable, "-m", "slurm_gpushare", "demo", "--dir", str(directory), *small, *suite]
-    shown = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=True).stdout
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=True).stdout
     table = [line.split() for line in shown.splitlines() if line.startswith(("POLICY", "exclusive", "fcfs"))]
     shared = {row[0]: row[table[0].index("SHARED")] for row in table}
     assert shared["exclusive"] == "0/6"

@@ -23,6 +23,7 @@ from hook_testbed import (
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.jobs import show, wait_for
+from slurm_gpushare.testbed.processes import wait_until
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def shared(testbed: Testbed) -> Testbed:
 
 def granted(testbed: Testbed, job_id: int) -> dict[str, str]:
     """CPUs and memory that a job got."""
-    wait_for(testbed, job_id, ["COMPLETED"], timeout_s=20)
+    wait_for(testbed, job_id, ["COMPLETED"])
     job = show(testbed, job_id)
     pairs = dict(item.split("=", 1) for item in (job.get("AllocTRES") or job["TRES"]).split(","))
     return {name: pairs[name] for name in ("cpu", "mem", "node")}
@@ -175,12 +176,18 @@ def test_nothing_of_a_job_but_numbers_gets_into_our_files(shared: Testbed) -> No
         job_id = int(done.stdout.split(";")[0])
         if token == KNOWN:
             place(shared, job_id, index=0, node="gpu0")
-        wait_for(shared, job_id, ["COMPLETED"], timeout_s=30)
+        wait_for(shared, job_id, ["COMPLETED"])
+    incoming = shared.layout.gpushare / "spool" / "incoming"
+    # Once there are the two final records and nothing else, no sampler writes or removes a file any more.
+    assert wait_until(lambda: [path.name[-6:] for path in incoming.iterdir()] == ["-f.rec"] * 2, 120)
     ours = [path for path in shared.layout.gpushare.rglob("*") if path.is_file()]
-    assert ours
     for path in [*ours, shared.layout.log / "slurmctld.log"]:
         text = path.read_bytes()
         for word in TELLING:
             assert word.encode() not in text, f"{word} in {path}"
-    comments = shared.run(["sacct", "-a", "-n", "-P", "-o", "Comment,AdminComment"]).stdout
-    assert not any(word in comments for word in TELLING)
+
+    def accounted(*which: str) -> str:
+        return shared.run(["sacct", "-n", "-P", "-o", "Comment,AdminComment", *which]).stdout
+
+    assert wait_until(lambda: UNKNOWN in accounted("-j", str(job_id)), 60)  # slurmdbd is told later
+    assert not any(word in accounted("-a") for word in TELLING)

@@ -25,7 +25,7 @@ STEPS = (
 SCRIPT = """
 echo "alone $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_GPUS_ON_NODE" > ~/steps
 while read -r options; do
-  timeout 30 srun $options sh -c 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"' >> ~/steps 2>> ~/errors < /dev/null
+  timeout 60 srun $options sh -c 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"' >> ~/steps 2>> ~/errors < /dev/null
 done <<'END'
 @STEPS@
 END
@@ -44,7 +44,7 @@ def shared(testbed: Testbed) -> Testbed:
 def test_every_srun_of_a_shared_job_sees_the_jobs_gpu(shared: Testbed, options: str) -> None:
     job = sbatch(shared, *options.split(), script=SCRIPT.replace("@STEPS@", "\n".join(STEPS)))
     index = place(shared, job.job_id, index=1, node="gpu0")
-    wait_for(shared, job.job_id, ["COMPLETED"], timeout_s=60)
+    wait_for(shared, job.job_id, ["COMPLETED"], timeout_s=300)
     errors = home_of(shared) / "errors"
     assert "error" not in (errors.read_text() if errors.exists() else "")
     lines = (home_of(shared) / "steps").read_text().splitlines()
@@ -60,9 +60,9 @@ def test_two_jobs_on_one_card_run_their_steps_side_by_side(shared: Testbed) -> N
     placed = {job: place(shared, job, index=1, node="gpu1") for job in jobs}
     pair = [job for job in jobs if placed[job] == placed[jobs[0]]][:2]  # on 22.05 the hook chose the index
     shared.run(["scancel", *(str(job) for job in jobs if job not in pair)])
-    wait_for(shared, pair, ["RUNNING"], timeout_s=20)
+    wait_for(shared, pair, ["RUNNING"])
     (home_of(shared) / "go").touch()
-    wait_for(shared, pair, ["COMPLETED"], timeout_s=20)
+    wait_for(shared, pair, ["COMPLETED"])
     seen = {(home_of(shared) / f"step.{job}").read_text() for job in pair}
     assert seen == {f"{placed[jobs[0]]}\n"}
 

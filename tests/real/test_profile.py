@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pwd
 
 import pytest
@@ -11,9 +10,12 @@ from telemetry_bed import (
     assert_features,
     configure,
     final_records,
+    ingest,
+    ingest_until,
     output,
     spooled,
     start,
+    start_measured,
     until,
     workload,
 )
@@ -49,11 +51,11 @@ def test_a_user_profiles_a_command_inside_a_job(testbed: Testbed) -> None:
 
 @pytest.mark.parametrize("how", ["--max-seconds 2 --", "--"], ids=["time", "SIGUSR1"])
 def test_sampling_stops_and_the_command_goes_on(testbed: Testbed, how: str) -> None:
-    script = f"gpushare profile {how} sh -c '{workload(work_s=60)} & exec sleep 60'"
+    script = f"gpushare profile {how} sh -c 'touch up; {workload(work_s=60)} & exec sleep 600'"
     if "max" not in how:
-        script = f"{script} & sleep 4; kill -USR1 $!; wait $!"
+        script = f"{script} & until [ -e up ]; do sleep 0.1; done; kill -USR1 $!; wait $!"
     job = start(testbed, f"unset GPUSHARE_EPOCH_FILE; {script}")
-    until(lambda: any(record.scope is Scope.COMMAND for _, record in spooled(testbed, Kind.FINAL)), 40)
+    until(lambda: any(record.scope is Scope.COMMAND for _, record in spooled(testbed, Kind.FINAL)))
     [record] = [record for _, record in spooled(testbed, Kind.FINAL) if record.scope is Scope.COMMAND]
     assert record.closed is (Closed.LIMIT if "max" in how else Closed.EPOCH)
     assert testbed.run(["squeue", "-h", "-j", str(job), "-o", "%T"]).stdout.strip() == "RUNNING"
@@ -78,16 +80,17 @@ def test_scancel_ends_a_profiled_command_as_it_would_without(testbed: Testbed) -
 
 def test_a_record_counts_only_for_the_token_of_who_made_it(testbed: Testbed) -> None:
     testbed.run(["gpushare", "db", "migrate"])
-    probe = start(testbed, workload(60, 30, 4096, work_s=5), user="games")
+    probe = start_measured(testbed, workload(60, 30, 4096, work_s=3))
     testbed.run(["scontrol", "update", f"JobId={probe}", f"AdminComment=GS1:probe;t={TOKEN}"])  # as the hook would
     final_records(testbed)
-    wait_for(testbed, probe, ["COMPLETED"])
-    said = ingest(testbed)
+    accounted = ["sacct", "-n", "-P", "-j", str(probe), "-o", "AdminComment"]
+    until(lambda: TOKEN in testbed.run(accounted).stdout)  # slurmdbd is told of the change when the job ends
+    said = ingest_until(testbed, "counted")
     assert said["counted"] == 1, said
-    thief = start(testbed, f"gpushare profile --token {TOKEN} -- {workload(5, 5, 100, work_s=5)}", user="nobody")
+    thief = start(testbed, f"gpushare profile --token {TOKEN} -- {workload(5, 5, 100, work_s=2)}", user="nobody")
     wait_for(testbed, thief, ["COMPLETED"])
     until(lambda: len(spooled(testbed, Kind.FINAL)) == 2)
-    said = ingest(testbed)
+    said = ingest_until(testbed, "foreign")
     assert said["foreign"] == 1, said
     with Store(f"sqlite:///{testbed.layout.gpushare}/store.sqlite", read_only=True) as store:
         profile = store.profiles.get(TOKEN)
@@ -106,8 +109,3 @@ def test_records_may_go_straight_to_the_database(testbed: Testbed) -> None:
         until(lambda: store.inbox.take(1))
     assert ingest(testbed)["final"] == 1
     assert list((testbed.layout.gpushare / "spool" / "incoming").iterdir()) == []
-
-
-def ingest(testbed: Testbed) -> dict[str, int]:
-    counts: dict[str, int] = json.loads(testbed.run(["gpushare", "ingest", "--json"]).stdout)
-    return counts

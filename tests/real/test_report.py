@@ -57,7 +57,7 @@ def test_two_jobs_on_one_card_are_seen_everywhere(sharing: tuple[Site, list[str]
         found = json.loads(gpushare(testbed, "report", "--json", "-S", "now-1hour"))
         return {job["job_id"] for job in found["jobs"] if job["role"] in {"guest", "resident"}} == pair
 
-    assert wait_until(reported, 20)
+    assert wait_until(reported, 60)
     page = testbed.layout.home / "report.html"
     gpushare(testbed, "report", "-S", "now-1hour", "--html", str(page))
     assert f"job {min(pair)}" in page.read_text()

@@ -7,9 +7,9 @@ import pwd
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from telemetry_bed import ingest_until
 
 from slurm_gpushare.config import load_config
 from slurm_gpushare.store import Store
@@ -30,17 +30,6 @@ def store(testbed: Testbed) -> Iterator[Store]:
     with Store(config.store_url) as store:
         HookFile(config.hook_file).sync(store, now_s=time.time())
         yield store
-
-
-def ingest_until(testbed: Testbed, name: str, timeout_s: float = 60.0) -> dict[str, Any]:
-    """Run ingest until one of its counts is not 0: the job may still be running, or slurmdbd lag behind."""
-    end = time.monotonic() + timeout_s
-    while True:
-        done: dict[str, Any] = json.loads(testbed.run(["gpushare", "ingest", "--json"]).stdout)
-        if done[name]:
-            return done
-        assert time.monotonic() < end, done
-        time.sleep(0.5)
 
 
 def run_probe(testbed: Testbed, *options: str, script: str = WORKLOAD) -> tuple[str, int]:

@@ -10,15 +10,17 @@ from telemetry_bed import (
     CLOSE,
     assert_features,
     configure,
+    endless,
     final_records,
     output,
     spooled,
     start,
+    start_measured,
     until,
     workload,
 )
 
-from slurm_gpushare.telemetry.record import Closed, Kind
+from slurm_gpushare.telemetry.record import Closed, Kind, Record
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.jobs import wait_for
 from slurm_gpushare.testbed.layout import Shape
@@ -28,48 +30,51 @@ pytestmark = pytest.mark.usefixtures("raw_shards")
 
 @pytest.mark.parametrize(("util", "access", "mem_mib"), [(20, 5, 1024), (61, 43, 7000), (100, 70, 16000)])
 def test_a_job_alone_is_profiled_as_it_is(testbed: Testbed, util: float, access: float, mem_mib: int) -> None:
-    job = start(testbed, workload(util, access, mem_mib), gpu=1)
+    job = start_measured(testbed, workload(util, access, mem_mib, work_s=4), gpu=1)
     record = final_records(testbed)[job]
     assert_features(record, util, 100 * mem_mib / 16384, access)
     assert (record.node, record.gpu_index, record.gpu_model) == ("gpu0", 1, "V100")
     assert record.features.mem_used_mib == mem_mib
     assert record.shared_s == 0
-    assert record.alone_s == pytest.approx(5, abs=1.5)
+    assert record.alone_s == pytest.approx(4, abs=1.5)
     assert record.profile.stats["job_processes"].max >= 2
     assert {uid for uid, _ in spooled(testbed, Kind.FINAL)} == {0}, "a node's record is root's"
 
 
 def test_sharers_are_profiled_by_their_own_processes(testbed: Testbed) -> None:
-    first = start(testbed, workload(70, 40, 6000, work_s=16))
+    first = start(testbed, endless(70, 40, 6000))
     until(lambda: any(record.alone_s > 4 for _, record in spooled(testbed, Kind.INTERIM)))
-    second = start(testbed, workload(50, 20, 3000, work_s=5), user="nobody")
-    records = final_records(testbed, 2, timeout_s=60)
-    rate = float(re.findall(r"rate=([\d.]+)", output(testbed, second, "nobody"))[-1])
+    second = start_measured(testbed, workload(50, 20, 3000, work_s=5), user="nobody")
+    final_records(testbed)
+    testbed.run(["scancel", str(first)])
+    records = final_records(testbed, 2)
+    _, shared_s, rate = result(output(testbed, second, "nobody"))
     assert_features(records[second], 50 * rate, 100 * 3000 / 16384, 20 * rate)
-    assert records[second].shared_s == pytest.approx(5 / rate, abs=1.5)
+    assert records[second].shared_s == pytest.approx(shared_s, abs=1.5)
     assert [neighbour.job_id for neighbour in records[second].neighbours] == [first]
 
     resident = records[first]
     assert_features(resident, 70, 100 * 6000 / 16384, 40)
     assert resident.alone_s > 4
-    assert resident.shared_s == pytest.approx(records[second].shared_s, abs=1.5)
+    assert resident.shared_s == pytest.approx(shared_s, abs=1.5)
     assert [neighbour.job_id for neighbour in resident.neighbours] == [second]
     # What learning needs: the same counter, alone and beside the neighbour, in the proportion of the speeds.
     alone, shared = resident.alone.stats["proc_sm_pct"], resident.shared.stats["proc_sm_pct"]
-    resident_rate = rate_while_shared(output(testbed, first), resident.shared_s)
+    work_s, time_s, _ = result(output(testbed, first))
+    resident_rate = 1 - (time_s - work_s) / shared_s
     assert alone.max == pytest.approx(70, abs=CLOSE)
     assert shared.max == pytest.approx(70 * resident_rate, abs=CLOSE)
 
 
-def rate_while_shared(said: str, shared_s: float) -> float:
-    """A job's speed beside its neighbour, from what it says of its whole run: work_s done in time_s."""
-    work_s, time_s = map(float, re.findall(r"done work_s=([\d.]+) time_s=([\d.]+)", said)[-1])
-    return 1 - (time_s - work_s) / shared_s
+def result(said: str) -> tuple[float, float, float]:
+    """What a job says of its whole run: the work that it did, the time that it took, its mean speed."""
+    work_s, time_s, rate = re.findall(r"work_s=([\d.]+) time_s=([\d.]+) rate=([\d.]+)", said)[-1]
+    return float(work_s), float(time_s), float(rate)
 
 
 def test_the_job_itself_can_tell_that_its_epoch_is_over(testbed: Testbed) -> None:
     script = f'{workload(40, 10, 1024, work_s=8, epochs=2)}; test -n "$GPUSHARE_EPOCH_FILE"'
-    job = start(testbed, script)
+    job = start_measured(testbed, script)
     record = final_records(testbed)[job]
     assert record.closed is Closed.EPOCH
     assert record.profile.seconds == pytest.approx(4, abs=1.5)
@@ -79,20 +84,20 @@ def test_the_job_itself_can_tell_that_its_epoch_is_over(testbed: Testbed) -> Non
 
 def test_a_profile_is_no_longer_than_the_site_allows(testbed: Testbed) -> None:
     configure(testbed, ProbeSeconds="2")
-    job = start(testbed, workload(work_s=6))
+    job = start_measured(testbed, workload(work_s=6))
     record = final_records(testbed)[job]
     assert record.closed is Closed.LIMIT
     assert record.profile.seconds == pytest.approx(2, abs=1)
 
 
 def test_an_interim_record_says_how_it_goes(testbed: Testbed) -> None:
-    job = start(testbed, workload(40, 10, 1024, work_s=60))
+    job = start(testbed, endless(40, 10, 1024))
     until(lambda: any(record.seq >= 2 and record.features.mgup for _, record in spooled(testbed, Kind.INTERIM)))
     [(_, record)] = spooled(testbed, Kind.INTERIM)
     assert (record.job_id, record.closed) == (job, Closed.OPEN)
     testbed.run(["scancel", str(job)])
     assert final_records(testbed)[job].run_id == record.run_id
-    assert spooled(testbed, Kind.INTERIM) == []
+    until(lambda: not spooled(testbed, Kind.INTERIM))
 
 
 def test_every_record_of_32_concurrent_jobs_arrives(short_tmp: Path, request: pytest.FixtureRequest) -> None:
@@ -102,18 +107,23 @@ def test_every_record_of_32_concurrent_jobs_arrives(short_tmp: Path, request: py
     try:
         configure(testbed, RawShards="allow")
         jobs = [
-            start(testbed, workload(20 + index, 10, 1024, work_s=20), node=f"gpu{index // 8}", gpu=index // 2 % 4)
+            start(testbed, endless(20 + index, 10, 1024), node=f"gpu{index // 8}", gpu=index // 2 % 4)
             for index in range(32)
         ]
+        partners = {job: {jobs[index ^ 1]} for index, job in enumerate(jobs)}
         wait_for(testbed, jobs, ["RUNNING"])
-        records = final_records(testbed, 32, timeout_s=120)
-        assert records.keys() == set(jobs)
-        for index, job in enumerate(jobs):
-            partner = jobs[index ^ 1]
-            assert [neighbour.job_id for neighbour in records[job].neighbours] == [partner]
-            assert records[job].features.mem_used_mib == 1024
+        until(lambda: neighbours(spooled(testbed, Kind.INTERIM)) == partners, 300)
+        testbed.run(["scancel", *map(str, jobs)])
+        final_records(testbed, 32)
+        finals = spooled(testbed, Kind.FINAL)
+        assert neighbours(finals) == partners
+        assert {record.features.mem_used_mib for _, record in finals} == {1024}
     finally:
         testbed.down(purge=True)
+
+
+def neighbours(spool: list[tuple[int, Record]]) -> dict[int, set[int]]:
+    return {record.job_id: {neighbour.job_id for neighbour in record.neighbours} for _, record in spool}
 
 
 def test_no_word_of_the_user_s_reaches_a_record(testbed: Testbed) -> None:
