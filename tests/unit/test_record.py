@@ -120,7 +120,7 @@ def test_what_is_not_exactly_a_record_is_refused(line: str | bytes) -> None:
         parse_record(line)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300) | st.text(max_size=300))
 def test_whatever_comes_in_the_refusal_is_the_only_exception(line: str | bytes) -> None:
     with pytest.raises(RecordError):

@@ -32,7 +32,7 @@ def workloads(draw: st.DrawFn, multi_gpu: bool = False) -> Workload:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(work=workloads())
 def test_invariants(name: str, work: Workload) -> None:
     policy, _ = make_policy(name, work, Options())
@@ -53,7 +53,7 @@ def test_invariants(name: str, work: Workload) -> None:
         assert alive.sum(axis=0).max() <= 2 * work.gpus, "at most two a GPU"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(work=workloads())
 def test_gpushare_keeps_both_promises_when_rates_and_durations_are_known(work: Workload) -> None:
     policy, _ = make_policy("gpushare", work, Options(knowledge="oracle"))
@@ -64,7 +64,7 @@ def test_gpushare_keeps_both_promises_when_rates_and_durations_are_known(work: W
 
 
 @pytest.mark.parametrize("name", ["fifo", "sjf", "fcfs-share", "gpushare", "srpt", "packed-share"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(work=workloads(multi_gpu=True))
 def test_jobs_of_several_gpus_run_to_their_end_too(name: str, work: Workload) -> None:
     policy, _ = make_policy(name, work, Options())
@@ -75,7 +75,7 @@ def test_jobs_of_several_gpus_run_to_their_end_too(name: str, work: Workload) ->
 
 
 @pytest.mark.parametrize("name", ["fifo", "sjf", "fcfs-share", "packed-share", "sjf-ffs", "sjf-bsbf", "gavel-packing"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(work=workloads())
 def test_the_slow_simulator_agrees(name: str, work: Workload) -> None:
     policy, _ = make_policy(name, work, Options())
