@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_gpushare.cli.output import Column, echo_json, table
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.errors import BadInput, GpushareError
 
 if TYPE_CHECKING:
-    from slurm_gpushare.knowledge.learning import Effect
+    from slurm_gpushare.knowledge.learning import Effect, LearnedKnowledge
 
 _FILE = click.Path(path_type=Path)
 _MODEL = click.option("--gpu-model", help="The GPU model to use of files that mix several.")
@@ -207,10 +207,10 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
     """Run WORKLOADS (CSV: token,command) alone and in pairs, and write the rates.
 
     Run it inside an allocation of one whole GPU on an otherwise idle node; the commands must end by themselves. The
-    pairs of which least is known come first. Commands are neither kept nor written anywhere.
+    pairs of which least is known come first: by the store, where it can be read, else by this run alone. Commands are
+    neither kept nor written anywhere.
     """
     from slurm_gpushare.knowledge.files import write_rows
-    from slurm_gpushare.knowledge.learning import LearnedKnowledge
     from slurm_gpushare.knowledge.measure import measure as run
     from slurm_gpushare.knowledge.measure import read_candidates
 
@@ -219,7 +219,25 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
     candidates = read_candidates(workloads)
     rows: list[tuple[object, ...]] = []
     header = ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b")
-    for item in run(candidates, LearnedKnowledge(), count, lambda line: click.echo(line, err=True)):
-        rows.append((item.a, item.b, gpu_model, 1, f"{item.rate_a:.4f}", f"{item.rate_b:.4f}"))
+    for item in run(candidates, _known(), count, lambda line: click.echo(line, err=True)):
+        rates = ["" if rate is None else f"{rate:.4f}" for rate in (item.rate_a, item.rate_b)]
+        rows.append((item.a, item.b, gpu_model, int(item.rate_a is not None), *rates))
         write_rows(out, header, rows)  # after each pair: hours of measuring must not be lost
     click.echo(f"{len(rows)} pairs; wrote {out}")
+
+
+def _known() -> LearnedKnowledge:
+    """What the store has learned; what we ship, where there is no store to read."""
+    from slurm_gpushare.config import load_config
+    from slurm_gpushare.coschedule.learn import Learner
+    from slurm_gpushare.knowledge.learning import LearnedKnowledge
+    from slurm_gpushare.store import Store
+
+    try:
+        with Store(load_config().store_url, read_only=True) as store:
+            learner = Learner(store, writes=False)
+            learner.catch_up()
+            return learner.knowledge
+    except GpushareError as error:
+        click.echo(f"without the store's knowledge: {error.what}", err=True)
+        return LearnedKnowledge()

@@ -19,6 +19,10 @@ from slurm_gpushare.knowledge.rates import Knowledge
 Say = Callable[[str], None]
 
 
+class CommandFailed(GpushareError):
+    """A workload did not end well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A workload that may be run here. The command is run and forgotten; only the token is kept."""
@@ -29,12 +33,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rates of two workloads that ran together."""
+    """Rates of two workloads that ran together; None if one of them failed beside the other, as without memory."""
 
     a: str
     b: str
-    rate_a: float
-    rate_b: float
+    rate_a: float | None
+    rate_b: float | None
 
 
 def read_candidates(path: Path) -> list[Candidate]:
@@ -68,7 +72,10 @@ def widest_first(tokens: Sequence[str], knowledge: Knowledge) -> list[tuple[str,
 
 
 def measure(candidates: Sequence[Candidate], knowledge: Knowledge, count: int, say: Say) -> Iterator[Measured]:
-    """Run every workload alone once, then `count` pairs; what each pair shows is learned before the next is chosen."""
+    """Run every workload alone once, then `count` pairs; what each pair shows is learned before the next is chosen.
+
+    A workload that fails alone ends it; two that fail only together are a finding.
+    """
     by_token = {item.token: item for item in candidates}
     alone = {}
     for item in candidates:
@@ -81,7 +88,13 @@ def measure(candidates: Sequence[Candidate], knowledge: Knowledge, count: int, s
             return
         a, b = left[0]
         done.add((a, b))
-        rate_a, rate_b = rates_of(alone[a], alone[b], *_run([by_token[a], by_token[b]]))
+        try:
+            ends = _run([by_token[a], by_token[b]])
+        except CommandFailed as error:
+            say(f"{a} and {b} do not fit together: {error}")
+            yield Measured(a, b, None, None)
+            continue
+        rate_a, rate_b = rates_of(alone[a], alone[b], *ends)
         say(f"{a} at {rate_a:.3f}, {b} at {rate_b:.3f}")
         knowledge.observe(a, b, rate_a)
         knowledge.observe(b, a, rate_b)
@@ -109,7 +122,7 @@ def _run(items: Sequence[Candidate]) -> list[float]:
                 if at not in ended and process.poll() is not None:
                     ended[at] = time.monotonic() - start
                     if process.returncode:
-                        raise GpushareError(f"{items[at].token}: its command ended with {process.returncode}")
+                        raise CommandFailed(f"{items[at].token}: its command ended with {process.returncode}")
             time.sleep(0.005)
     except OSError as error:
         raise BadInput(f"cannot run a command: {error}") from error

@@ -12,6 +12,8 @@ from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.knowledge.files import read_pairs
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.measure import rates_of, read_candidates, widest_first
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.sharing import Observation
 
 
 def test_rates_from_ends_by_hand() -> None:
@@ -57,10 +59,42 @@ def test_bad_lists_are_named(tmp_path: Path, text: str, message: str) -> None:
         read_candidates(tmp_path / "w.csv")
 
 
-def test_a_failing_command_stops_the_measurement(tmp_path: Path) -> None:
+def test_a_command_that_fails_alone_stops_the_measurement(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text("token,command\ngs-a,false\n")
     with pytest.raises(GpushareError, match="gs-a: its command ended with 1"):
         CliRunner().invoke(
             kb, ["measure", str(tmp_path / "w.csv"), "--out", str(tmp_path / "p.csv")], catch_exceptions=False
         )
     assert not (tmp_path / "p.csv").exists()
+
+
+def test_two_that_fail_only_together_are_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "alone.sh").write_text("mkdir $1 && sleep 0.3 && rmdir $1\n")  # as with memory that suffices for one
+    (tmp_path / "w.csv").write_text(
+        f"token,command\ngs-a,sh {tmp_path}/alone.sh {tmp_path}/card\ngs-b,sh {tmp_path}/alone.sh {tmp_path}/card\n"
+    )
+    command = ["measure", str(tmp_path / "w.csv"), "--pairs", "9", "--out", str(tmp_path / "pairs.csv")]
+    result = CliRunner().invoke(kb, command, catch_exceptions=False)
+    assert "do not fit together" in result.output
+    pairs = read_pairs(tmp_path / "pairs.csv")
+    assert len(pairs.feasible) == 3
+    assert not pairs.feasible.any()
+
+
+def test_the_stores_knowledge_says_where_to_look_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [f"gs-{letter * 20}" for letter in "abc"]
+    url = f"sqlite:///{tmp_path}/store.sqlite"
+    with Store.create(url) as store:
+        known = [
+            Observation(f"{a}{b}{n}", "V100", a, b, 0.7, 1.0, 1)
+            for n in range(5)
+            for a in tokens[:2]
+            for b in tokens[:2]
+        ]
+        store.observations.add(known)
+    (tmp_path / "gpushare.conf").write_text(f"StoreUrl={url}\n")
+    monkeypatch.setenv("GPUSHARE_CONF", str(tmp_path / "gpushare.conf"))
+    (tmp_path / "w.csv").write_text("token,command\n" + "".join(f"{token},sleep 0.1\n" for token in tokens))
+    command = ["measure", str(tmp_path / "w.csv"), "--pairs", "1", "--out", str(tmp_path / "pairs.csv")]
+    CliRunner().invoke(kb, command, catch_exceptions=False)
+    assert set(read_pairs(tmp_path / "pairs.csv").names) == {tokens[2]}
