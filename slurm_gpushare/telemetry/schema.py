@@ -51,9 +51,10 @@ def text(value: Any, where: str, pattern: re.Pattern[str]) -> str:
 
 def choice(value: Any, where: str, kind: type[Choice]) -> Choice:
     """One of an enumeration's values."""
-    if not isinstance(value, str) or value not in [member.value for member in kind]:
-        raise bad(where, "is none of the known values")
-    return kind(value)
+    try:
+        return kind(value)
+    except ValueError:
+        raise bad(where, "is none of the known values") from None
 
 
 def record_object(value: Any, where: str, required: set[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -74,11 +75,14 @@ def _no_constant(_: str) -> float:
     raise RecordError("record: has a number that is not finite")
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
 def load_json(line: str | bytes, max_bytes: int) -> Any:
-    """JSON of bounded size, without repeated fields, NaN or infinities."""
+    """JSON in ASCII of bounded size, without repeated fields, NaN or infinities."""
     if len(line) > max_bytes:
         raise RecordError(f"record: longer than {max_bytes} bytes")
     try:
-        return json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return _DECODER.decode(line if isinstance(line, str) else line.decode("ascii"))
     except (ValueError, RecursionError):
         raise RecordError("record: not JSON") from None
