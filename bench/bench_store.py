@@ -41,15 +41,17 @@ def main(out: Path) -> None:
 
 
 def _record(job_id: int) -> Record:
-    """A record as large as real ones: every attribute is measured."""
+    """A record as large as real ones: every attribute is measured, and what is counted is whole."""
     stat = Stat(n=7200, max=61.25, mean=48.0625, min=1.5, p95=60.125, sd=7.5)
+    count = Stat(n=7200, max=8, mean=8.0, min=8, p95=8, sd=0.0)
+    stats = dict.fromkeys(ATTRIBUTES, stat) | dict.fromkeys(("cores", "job_processes", "job_threads"), count)
     activity = {attribute.name: stat for attribute in ACTIVITY}
     end_s = time.time() - 60
     return Record(
         record_id=new_id(), run_id=new_id(), seq=120, kind=Kind.FINAL, scope=Scope.JOB, job_id=job_id, node="gpu0",
         gpu_index=job_id % 4, gpu_model="V100", start_s=end_s - 3600, end_s=end_s, closed=Closed.LIMIT,
         features=Features(61.25, 30.0, 40.0, 48.0, 20.0, 4900.0, 16384.0),
-        profile=Period(3600.0, 0.0, dict.fromkeys(ATTRIBUTES, stat)), alone=Period(3600.0, 0.0, activity),
+        profile=Period(3600.0, 0.0, stats), alone=Period(3600.0, 0.0, activity),
         shared=Period(0.0, 0.0),
     )  # fmt: skip
 
@@ -80,7 +82,8 @@ def _ingest(folder: Path) -> dict[str, float]:
         def seal(job_id: int) -> None:
             made = json.loads(template) | {"job_id": job_id, "run_id": new_id(), "record_id": new_id()}
             command = ["munge", f"--socket={socket}"]
-            sealed = subprocess.run(command, input=json.dumps(made).encode(), capture_output=True, check=True).stdout
+            line = json.dumps(made, separators=(",", ":")).encode()
+            sealed = subprocess.run(command, input=line, capture_output=True, check=True).stdout
             (incoming / f"gpu0-{job_id}-f.rec").write_bytes(sealed)
 
         with ThreadPoolExecutor(2) as pool:
