@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from sqlalchemy import delete, select
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.store import counters, schema
 from slurm_gpushare.store.arrivals import Arrival, Inbox, Refusal, Spool
-from slurm_gpushare.store.credential import CredentialError, OpenCredential
+from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
 from slurm_gpushare.store.intake import MODEL_PREFIX, Letter, insert_runs, letter, take_in
 from slurm_gpushare.store.settle import Settled, give_up, settle, waiting_jobs
 from slurm_gpushare.store.store import Store
@@ -33,6 +34,7 @@ from slurm_gpushare.telemetry.schema import RecordError
 log = logging.getLogger(__name__)
 
 BATCH = 1000
+_OPENERS, _PART = 4, 25
 _DAY_S = 86_400.0
 _GIVE_UP_S = 30 * _DAY_S
 _STALE_S = 900.0  # thirty missed interim records: the sampler is gone
@@ -101,7 +103,7 @@ class Ingest:
 
     def _batch(self, arrived: Sequence[Arrival | Refusal], now_s: float, summary: Summary) -> None:
         models, horizon_s = self._bounds()
-        checked = [self._check(item, models, horizon_s, now_s) for item in arrived]
+        checked = [self._check(item, models, horizon_s, now_s) for item in self._opened(arrived)]
         letters = [item for item in checked if isinstance(item, Letter)]
         refused = [item for item in checked if isinstance(item, Refusal)]
         ignored = checked.count(None)
@@ -124,16 +126,31 @@ class Ingest:
         seen = {name.removeprefix(MODEL_PREFIX) for name in known if name.startswith(MODEL_PREFIX)}
         return self._gpu_models | seen, known.get(counters.PRUNED_BEFORE, 0)
 
-    def _check(
-        self, item: Arrival | Refusal, models: frozenset[str], horizon_s: float, now_s: float
-    ) -> Letter | Refusal | None:
-        """A letter to keep, a refusal, or None for a record that is fine and of no use."""
+    def _opened(self, arrived: Sequence[Arrival | Refusal]) -> list[tuple[Arrival, Sealed] | Refusal]:
+        """The contents of credentials. Most of this is waiting for munged, so several threads wait at once."""
+        parts = [arrived[at : at + _PART] for at in range(0, len(arrived), _PART)]
+        with ThreadPoolExecutor(_OPENERS) as pool:
+            opened = pool.map(lambda part: [self._open_one(item) for item in part], parts)
+            return [item for part in opened for item in part]
+
+    def _open_one(self, item: Arrival | Refusal) -> tuple[Arrival, Sealed] | Refusal:
         if isinstance(item, Refusal):
             return item
         try:
-            sealed = self._open(item.credential)
+            return item, self._open(item.credential)
+        except CredentialError as why:
+            return Refusal(why.what, item.path, item.inbox_id)
+
+    def _check(
+        self, opened: tuple[Arrival, Sealed] | Refusal, models: frozenset[str], horizon_s: float, now_s: float
+    ) -> Letter | Refusal | None:
+        """A letter to keep, a refusal, or None for a record that is fine and of no use."""
+        if isinstance(opened, Refusal):
+            return opened
+        item, sealed = opened
+        try:
             record = parse_record(sealed.payload)
-        except (CredentialError, RecordError) as why:
+        except RecordError as why:
             return Refusal(why.what, item.path, item.inbox_id)
         by_node = sealed.uid in self._node_uids and record.scope is Scope.JOB
         reason = None
@@ -149,7 +166,7 @@ class Ingest:
             return Refusal(reason, item.path, item.inbox_id)
         if not by_node and record.kind is Kind.INTERIM:
             return None
-        return letter(record, sealed.payload, sealed.uid, by_node, item.inbox_id)
+        return letter(record, sealed.payload.decode("ascii").strip(), sealed.uid, by_node, item.inbox_id)
 
     def _promote(self, now_s: float) -> None:
         """A sampler that died left no final record: its last interim one then speaks for the run."""
@@ -159,7 +176,7 @@ class Ingest:
                 return
         with self._store.database.write() as connection:
             rows = connection.execute(select(i).where(i.c.at_s < now_s - _STALE_S).limit(BATCH)).all()
-            insert_runs(connection, [Letter(parse_record(row.body), row.author_uid, True, row.body) for row in rows])
+            insert_runs(connection, [letter(parse_record(row.body), row.body, row.author_uid, True) for row in rows])
             for row in rows:
                 key = (i.c.job_id == row.job_id, i.c.node == row.node, i.c.gpu_index == row.gpu_index)
                 connection.execute(delete(i).where(*key))

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, select, update
 
 from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.combine import features_of
+from slurm_gpushare.store.combine import Numbers, features_of
 from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.refine import uncount
 from slurm_gpushare.telemetry.record import Kind, Record
@@ -24,25 +24,58 @@ MODEL_PREFIX = "gpu."
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """An opened record, who made it, and where it lies."""
+    """What is kept of a record, who made it, and where it lies.
 
-    record: Record
+    Not the record itself: the statistics of a whole batch would be much to hold, and only `body` needs them.
+    """
+
     author_uid: int
     by_node: bool
+    kind: Kind
+    run_id: str
+    seq: int
+    token: str | None
+    job_id: int
+    node: str
+    gpu_index: int
+    gpu_model: str | None
+    start_s: float
+    end_s: float
+    alone_s: float
+    shared_s: float
+    features: Numbers
     body: str
     inbox_id: int | None = None
 
     @property
     def run(self) -> tuple[int, str]:
-        return self.author_uid, self.record.run_id
+        return self.author_uid, self.run_id
 
 
-def letter(record: Record, payload: bytes, author_uid: int, by_node: bool, inbox_id: int | None) -> Letter:
+def letter(record: Record, payload: str, author_uid: int, by_node: bool, inbox_id: int | None = None) -> Letter:
     """What is kept of a record: a node's as it is, a user's without the node that it names."""
-    if by_node:
-        return Letter(record, author_uid, True, payload.decode("ascii").strip(), inbox_id)
-    anonymous = replace(record, node=_NO_NODE)
-    return Letter(anonymous, author_uid, False, anonymous.to_json(), inbox_id)
+    if not by_node:
+        record = replace(record, node=_NO_NODE)
+        payload = record.to_json()
+    return Letter(
+        author_uid=author_uid,
+        by_node=by_node,
+        kind=record.kind,
+        run_id=record.run_id,
+        seq=record.seq,
+        token=record.token,
+        job_id=record.job_id,
+        node=record.node,
+        gpu_index=record.gpu_index,
+        gpu_model=record.gpu_model,
+        start_s=record.start_s,
+        end_s=record.end_s,
+        alone_s=record.alone_s,
+        shared_s=record.shared_s,
+        features=features_of(record),
+        body=payload,
+        inbox_id=inbox_id,
+    )
 
 
 def take_in(database: Database, letters: Sequence[Letter], done_inbox: Sequence[int] = ()) -> Counter[str]:
@@ -56,8 +89,8 @@ def take_in(database: Database, letters: Sequence[Letter], done_inbox: Sequence[
         known = _known_runs(connection, letters)
         counts: Counter[str] = Counter()
         finals = list(_newest(letters, Kind.FINAL))
-        counts["duplicate"] = sum(item.record.kind is Kind.FINAL for item in letters) - len(finals)
-        fresh = [item for item in finals if item.record.seq > known.get(item.run, -1)]
+        counts["duplicate"] = sum(item.kind is Kind.FINAL for item in letters) - len(finals)
+        fresh = [item for item in finals if item.seq > known.get(item.run, -1)]
         counts["duplicate"] += len(finals) - len(fresh)
         counts["final"] = len(fresh)
         _keep_finals(connection, fresh, known)
@@ -65,8 +98,8 @@ def take_in(database: Database, letters: Sequence[Letter], done_inbox: Sequence[
         interims = [item for item in _newest(letters, Kind.INTERIM) if item.run not in ended]
         counts["interim"] = _keep_interims(connection, interims)
         for item in fresh:
-            if item.by_node and item.record.gpu_model:
-                counts[MODEL_PREFIX + item.record.gpu_model] += 1
+            if item.by_node and item.gpu_model:
+                counts[MODEL_PREFIX + item.gpu_model] += 1
         counters.add(connection, {name: count for name, count in counts.items() if count})
         rows = [*done_inbox, *(item.inbox_id for item in letters if item.inbox_id is not None)]
         _delete(connection, schema.inbox, "id", rows)
@@ -78,12 +111,10 @@ def insert_runs(connection: Connection, letters: Sequence[Letter]) -> None:
     _forget_runs(connection, letters)
     if not letters:
         return
-    letters = sorted(letters, key=lambda item: item.record.end_s)  # ids then follow time within a batch
+    letters = sorted(letters, key=lambda item: item.end_s)  # ids then follow time within a batch
     insert_many(connection, schema.run, [_run_row(item) for item in letters])
     ids = _ids(connection, letters)
-    details = [
-        {"id": ids[item.run], "features": json.dumps(features_of(item.record)), "body": item.body} for item in letters
-    ]
+    details = [{"id": ids[item.run], "features": json.dumps(item.features), "body": item.body} for item in letters]
     insert_many(connection, schema.run_detail, details)
 
 
@@ -91,7 +122,7 @@ def _newest(letters: Sequence[Letter], kind: Kind) -> Iterator[Letter]:
     """Of each run in the batch, the record that says most."""
     latest: dict[tuple[int, str], Letter] = {}
     for item in letters:
-        if item.record.kind is kind and (item.run not in latest or item.record.seq > latest[item.run].record.seq):
+        if item.kind is kind and (item.run not in latest or item.seq > latest[item.run].seq):
             latest[item.run] = item
     return iter(latest.values())
 
@@ -100,7 +131,7 @@ def _known_runs(connection: Connection, letters: Sequence[Letter]) -> dict[tuple
     g = schema.ingested.c
     query = select(g.author_uid, g.run_id, g.seq)
     found: dict[tuple[int, str], int] = {}
-    for chunk in _chunks(sorted({item.record.run_id for item in letters})):
+    for chunk in _chunks(sorted({item.run_id for item in letters})):
         for row in connection.execute(
             query.where(g.run_id.in_(chunk), g.author_uid.in_({i.author_uid for i in letters}))
         ):
@@ -117,27 +148,26 @@ def _keep_finals(connection: Connection, letters: Sequence[Letter], known: dict[
         if item.run in known:
             connection.execute(
                 update(g)
-                .where(g.c.author_uid == item.author_uid, g.c.run_id == item.record.run_id)
-                .values(seq=item.record.seq, end_s=item.record.end_s)
+                .where(g.c.author_uid == item.author_uid, g.c.run_id == item.run_id)
+                .values(seq=item.seq, end_s=item.end_s)
             )
-    _delete(connection, schema.interim, "run_id", [item.record.run_id for item in letters if item.by_node])
+    _delete(connection, schema.interim, "run_id", [item.run_id for item in letters if item.by_node])
 
 
 def _keep_interims(connection: Connection, letters: Sequence[Letter]) -> int:
     i = schema.interim
     held: dict[tuple[int, str, int], tuple[str, int, float]] = {}
-    for chunk in _chunks(sorted({item.record.job_id for item in letters})):
+    for chunk in _chunks(sorted({item.job_id for item in letters})):
         for row in connection.execute(
             select(i.c.job_id, i.c.node, i.c.gpu_index, i.c.run_id, i.c.seq, i.c.at_s).where(i.c.job_id.in_(chunk))
         ):
             held[row.job_id, row.node, row.gpu_index] = (row.run_id, row.seq, row.at_s)
     newer: dict[tuple[int, str, int], Letter] = {}
     for item in letters:
-        record = item.record
-        key = (record.job_id, record.node, record.gpu_index)
-        other = newer[key].record if key in newer else None
+        key = (item.job_id, item.node, item.gpu_index)
+        other = newer.get(key)
         run_id, seq, at_s = (other.run_id, other.seq, other.end_s) if other else held.get(key, ("", -1, -1.0))
-        if record.seq > seq if record.run_id == run_id else record.end_s > at_s:
+        if item.seq > seq if item.run_id == run_id else item.end_s > at_s:
             newer[key] = item
     for key in newer:
         if key in held:
@@ -157,9 +187,9 @@ def _ids(connection: Connection, letters: Sequence[Letter]) -> dict[tuple[int, s
     r = schema.run.c
     found: dict[tuple[int, str], int] = {}
     authors = {item.author_uid for item in letters}
-    for chunk in _chunks([item.record.run_id for item in letters]):
+    for chunk in _chunks([item.run_id for item in letters]):
         query = select(r.id, r.author_uid, r.run_id).where(r.author_uid.in_(authors), r.run_id.in_(chunk))
-        found.update(((row.author_uid, row.run_id), row.id) for row in connection.execute(query))
+        found.update(((row.author_uid, row.run_id), row.id) for row in connection.execute(query).all())
     return {item.run: found[item.run] for item in letters if item.run in found}
 
 
@@ -173,39 +203,36 @@ def _chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _run_row(item: Letter) -> dict[str, Any]:
-    record = item.record
     return {
         "state": "waiting",
         "by_node": int(item.by_node),
         "author_uid": item.author_uid,
-        "run_id": record.run_id,
-        "seq": record.seq,
-        "token": record.token,
-        "job_id": record.job_id,
-        "node": record.node if item.by_node else "",
-        "gpu_index": record.gpu_index,
-        "gpu_model": record.gpu_model or "",
-        "start_s": record.start_s,
-        "end_s": record.end_s,
-        "alone_s": record.alone_s,
-        "shared_s": record.shared_s,
+        "run_id": item.run_id,
+        "seq": item.seq,
+        "token": item.token,
+        "job_id": item.job_id,
+        "node": item.node if item.by_node else "",
+        "gpu_index": item.gpu_index,
+        "gpu_model": item.gpu_model or "",
+        "start_s": item.start_s,
+        "end_s": item.end_s,
+        "alone_s": item.alone_s,
+        "shared_s": item.shared_s,
     }
 
 
 def _ingested_row(item: Letter) -> dict[str, Any]:
-    record = item.record
-    return {"author_uid": item.author_uid, "run_id": record.run_id, "seq": record.seq, "end_s": record.end_s}
+    return {"author_uid": item.author_uid, "run_id": item.run_id, "seq": item.seq, "end_s": item.end_s}
 
 
 def _interim_row(item: Letter) -> dict[str, Any]:
-    record = item.record
     return {
-        "job_id": record.job_id,
-        "node": record.node,
-        "gpu_index": record.gpu_index,
+        "job_id": item.job_id,
+        "node": item.node,
+        "gpu_index": item.gpu_index,
         "author_uid": item.author_uid,
-        "run_id": record.run_id,
-        "seq": record.seq,
-        "at_s": record.end_s,
+        "run_id": item.run_id,
+        "seq": item.seq,
+        "at_s": item.end_s,
         "body": item.body,
     }
