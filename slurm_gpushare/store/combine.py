@@ -83,7 +83,8 @@ def unlike(earlier: Sequence[Numbers], new: Numbers) -> str | None:
         if not values or name not in new:
             continue
         usual = _median(values)
-        if abs(new[name] - usual) > max(points, _TOLERANCE_SCATTERS * _scatter(values, usual)):
+        away = abs(new[name] - usual)
+        if away > points and away > _TOLERANCE_SCATTERS * _scatter(values, usual):
             return f"{name} {usual:.0f} -> {new[name]:.0f}"
     return None
 
@@ -99,9 +100,10 @@ def combine(runs: Sequence[Numbers]) -> Combined:
     scatter: dict[str, float] = {}
     for name in {name: None for run in runs for name in run if name not in _ABOUT_MEASURING}:
         values = [run[name] for run in runs if name in run]
-        features[name] = max(values) if name in _PEAKS else _median(values)
+        middle = _median(values)
+        features[name] = max(values) if name in _PEAKS else middle
         if len(values) > 1 and name in _CORE:
-            scatter[name] = _scatter(values, _median(values))
+            scatter[name] = _scatter(values, middle)
     return Combined(features, scatter)
 
 

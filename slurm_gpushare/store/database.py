@@ -115,13 +115,18 @@ class Database:
         return StoreError(f"{self.where}: {text}")
 
 
-def insert_many(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that all have the same columns in the same order; past SQLAlchemy's work on each of them."""
+def insert_many(
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, replace: bool = False
+) -> None:
+    """Insert rows that all have the same columns in the same order; past SQLAlchemy's work on each of them.
+
+    With `replace`, a row of the same key goes.
+    """
     if not rows:
         return
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     columns, marks = ", ".join(rows[0]), ", ".join([mark] * len(rows[0]))
-    statement = f"INSERT INTO {table.name} ({columns}) VALUES ({marks})"
+    statement = f"{'REPLACE' if replace else 'INSERT'} INTO {table.name} ({columns}) VALUES ({marks})"
     connection.exec_driver_sql(statement, [tuple(row.values()) for row in rows])
 
 

@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, log
-from statistics import median, pstdev
+from math import ceil, dist, log, sqrt
+from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
@@ -186,10 +186,7 @@ def _mark(connection: Connection, verdicts: Sequence[Mapping[str, Any]]) -> None
 def _save(connection: Connection, states: Mapping[_Key, _State], now_s: int) -> None:
     if not states:
         return
-    p = schema.profile
-    statement = delete(p).where(p.c.token == bindparam("b_token"), p.c.gpu_model == bindparam("b_model"))
-    connection.execute(statement, [{"b_token": token, "b_model": gpu_model} for token, gpu_model in states])
-    insert_many(connection, p, [_row(key, state, now_s) for key, state in states.items()])
+    insert_many(connection, schema.profile, [_row(key, state, now_s) for key, state in states.items()], replace=True)
     touch(connection, {token for token, _ in states})
 
 
@@ -205,7 +202,7 @@ def _save_memory(connection: Connection, states: Mapping[_Key, _State]) -> None:
 def _log_scatter(elapsed_s: Sequence[float]) -> dict[str, float]:
     """How far whole runs differ in length: the standard deviation of the logarithm."""
     logs = [log(value) for value in elapsed_s if value > 0]
-    return {LOG_DURATION: pstdev(logs)} if len(logs) > 1 else {}
+    return {LOG_DURATION: dist(logs, [fmean(logs)] * len(logs)) / sqrt(len(logs))} if len(logs) > 1 else {}
 
 
 def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from slurm_gpushare.store.tags import JobTag
 from slurm_gpushare.store.workloads import claim
 from slurm_gpushare.tokens import TOKEN
 
-_CHUNK = 400
+_CHUNK = 900  # parameters of one IN (...): SQLite before 3.32 takes 999
 
 
 @dataclass(slots=True)
@@ -47,7 +47,8 @@ def waiting_jobs(database: Database) -> list[int]:
 def settle(database: Database, tags: Mapping[int, JobTag]) -> Settled:
     """Settle the waiting runs of the jobs in `tags`, and users' runs that name their token themselves."""
     result = Settled()
-    jobs = sorted(tags)  # the first job of a token owns it
+    # By token, so that a profile changes once for all of its new runs; then by job, since the first owns the token.
+    jobs = sorted(tags, key=lambda job: (tags[job].token or "", job))
     for at in range(0, len(jobs), _CHUNK):
         chunk = jobs[at : at + _CHUNK]
         with database.write() as connection:
@@ -152,7 +153,7 @@ def _numbers(connection: Connection, tokens: Mapping[int, str]) -> list[RunNumbe
     found: list[RunNumbers] = []
     ids = sorted(tokens)
     for at in range(0, len(ids), _CHUNK):
-        rows = connection.execute(query.where(r.id.in_(ids[at : at + _CHUNK])).order_by(r.id))
+        rows = connection.execute(query.where(r.id.in_(ids[at : at + _CHUNK])).order_by(r.id)).all()
         found.extend(RunNumbers.of(row, tokens[row.id]) for row in rows)
     return found
 

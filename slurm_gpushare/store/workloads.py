@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Select, bindparam, select, update
 
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.counters import next_change
-from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.database import Database, insert_many
 
 _CHUNK = 500  # parameters of one IN (...): SQLite before 3.32 takes 999
 LOG_DURATION = "log_duration"
@@ -177,7 +177,7 @@ def claim(connection: Connection, owners: Mapping[str, int]) -> dict[str, int]:
         rows_to_add = [
             {"token": t, "owner_uid": owners[t], "created_s": now_s, "mem_floor_mib": 0, "change_seq": seq} for t in new
         ]
-        connection.execute(w.insert(), rows_to_add)
+        insert_many(connection, w, rows_to_add)
     return {token: found.get(token, owners[token]) for token in wanted}
 
 

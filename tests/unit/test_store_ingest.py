@@ -9,6 +9,7 @@ import pytest
 from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.store import settle
 from slurm_gpushare.store.arrivals import Arrival
 from slurm_gpushare.store.credential import MungeDown, Sealed
 from slurm_gpushare.store.ingest import Ingest
@@ -117,6 +118,15 @@ def test_the_first_job_of_a_token_owns_it(site: Site) -> None:
     profile = site.store.profiles.get(A)
     assert profile is not None
     assert (profile.owner_uid, profile.runs) == (ALICE, 1)
+
+
+def test_many_jobs_are_settled_like_few(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settle, "_CHUNK", 2)
+    tags = {1: (B, ALICE), 2: (None, BOB), 3: (A, BOB), 4: (B, BOB), 5: (None, ALICE), 6: (A, ALICE), 7: (B, ALICE)}
+    site.tags.update({job: JobTag(*tag) for job, tag in tags.items()})
+    assert site.take(*map(record, tags)) == {"final": 7, "counted": 3, "foreign": 2, "untokened": 2}
+    profiles = {profile.token: (profile.owner_uid, profile.runs) for profile in site.store.profiles.all()}
+    assert profiles == {A: (BOB, 1), B: (ALICE, 2)}
 
 
 def test_a_user_cannot_change_another_users_profile(site: Site) -> None:
