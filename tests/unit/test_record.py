@@ -112,7 +112,7 @@ def stats_of(stats: dict[str, Any]) -> Mapping[str, Stat] | None:
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_statistics_are_judged_together_as_one_by_one(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(ATTRIBUTES.keys() - {"power_w"})), min_size=1, unique=True))
