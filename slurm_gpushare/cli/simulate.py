@@ -23,6 +23,7 @@ from slurm_gpushare.simulate.ours import Options
 from slurm_gpushare.simulate.registry import make_policy, parse_policies
 from slurm_gpushare.simulate.run import run
 from slurm_gpushare.simulate.workload import make_workload, read_rates, read_trace
+from slurm_gpushare.simulate.world import World
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -53,6 +54,9 @@ def _list(kind: Callable[[str], Any], name: str, low: float) -> Callable[..., li
 @click.option("--durations", type=click.Choice(["known", "limit", "history"]), default="known", show_default=True)
 @click.option("--order", type=click.Choice(["priority", "sjf"]), default="priority", show_default=True)
 @click.option("--objective", type=click.Choice(["completion", "saving"]), default="completion", show_default=True)
+@click.option("--lease", "lease_s", type=click.FloatRange(min=0), default=math.inf,
+              help="Jobs that have waited longer take empty GPUs whole: Slurm starts them before the helper looks. "
+              "Default: the helper is always first.")  # fmt: skip
 @click.option("--multi-gpu", is_flag=True, help="Also take the trace's jobs of several GPUs.")
 @click.option("--json", "json_out", type=FILE, help="Write all figures there.")
 def simulate(
@@ -68,6 +72,7 @@ def simulate(
     durations: str,
     order: str,
     objective: str,
+    lease_s: float,
     multi_gpu: bool,
     json_out: Path | None,
 ) -> None:
@@ -94,7 +99,7 @@ def simulate(
             for name in names:
                 began = time.perf_counter()
                 policy, seen = make_policy(name, work, options)
-                figures = metrics(run(seen, policy, bar.update))
+                figures = metrics(run(seen, policy, bar.update, World(seen, lease_s)))
                 wall_s = time.perf_counter() - began
                 results.append({"policy": name, "load": load, "seed": work.seed, **figures, "wall_s": wall_s})
     click.echo(_table(results))
@@ -108,6 +113,7 @@ def simulate(
             "durations": durations,
             "order": order,
             "objective": objective,
+            "lease_s": lease_s if lease_s < math.inf else None,
             "multi_gpu": multi_gpu,
             "clusters": "terciles of the mean aggressor effect, not telemetry",
         }

@@ -18,7 +18,7 @@ from slurm_gpushare.simulate.ours import Gpushare, LearnedRates, Options
 from slurm_gpushare.simulate.run import run
 from slurm_gpushare.simulate.sharing import FcfsShare, Paper, RandomShare
 from slurm_gpushare.simulate.workload import Floats, Pairs, Workload
-from slurm_gpushare.simulate.world import NOBODY, World
+from slurm_gpushare.simulate.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Experiment:
             pairs=Pairs(tuple(job.token for job in self.jobs), self.rate),
             seed=seed,
         )
-        return run(work, self._policy(policy, work), world=_LeasedWorld(work, self.lease_s))
+        return run(work, self._policy(policy, work), world=World(work, self.lease_s))
 
     def _policy(self, name: str, work: Workload) -> Policy:
         if name == "exclusive":
@@ -79,23 +79,6 @@ class Experiment:
             ours.durations.limit_s = np.array([job.limit_s for job in self.jobs], float)
             return ours
         raise BadInput(f"no policy '{name}' to simulate")
-
-
-class _LeasedWorld(World):
-    """A cluster where jobs whose lease has ended take empty cards whole: Slurm starts them before the helper looks."""
-
-    def __init__(self, work: Workload, lease_s: float) -> None:
-        super().__init__(work)
-        self._lease_s = lease_s
-
-    def start(self, job: int, gpu: int) -> None:
-        alone = self.first[gpu] == NOBODY
-        super().start(job, gpu)
-        self.whole[gpu] = alone and self.now_s - self.work.submit_s[job] > self._lease_s
-
-    def _leave(self, job: int) -> None:
-        self.whole[self.gpu[job]] = False
-        super()._leave(job)
 
 
 def mean_jct_s(world: World) -> float:

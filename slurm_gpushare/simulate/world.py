@@ -17,11 +17,16 @@ SAME_INSTANT_S = 1e-9
 
 
 class World:
-    """State of one run. Arrays are indexed by job or by GPU; NOBODY marks a free half."""
+    """State of one run. Arrays are indexed by job or by GPU; NOBODY marks a free half.
 
-    def __init__(self, work: Workload) -> None:
+    A job that has waited for longer than `lease_s` takes an empty card whole, as on a real Slurm: the job is visible
+    there with its own request, and Slurm starts it before the helper looks.
+    """
+
+    def __init__(self, work: Workload, lease_s: float = np.inf) -> None:
         jobs, gpus = work.jobs, work.gpus
         self.work = work
+        self.lease_s = lease_s
         self.rate_of = work.pairs.rate
         self.can_share = np.isfinite(self.rate_of)
         self.now_s = 0.0
@@ -39,7 +44,7 @@ class World:
         # GPUs
         self.first = np.full(gpus, NOBODY)
         self.second = np.full(gpus, NOBODY)
-        self.whole = np.zeros(gpus, bool)  # held by a multi-GPU job: nobody may join
+        self.whole = np.zeros(gpus, bool)  # nobody may join
         self.gang: dict[int, list[int]] = {}  # GPUs of a multi-GPU job
         self.busy_s = 0.0
         self._busy_since = np.zeros(gpus)
@@ -72,6 +77,7 @@ class World:
         self._begin(job, gpu)
         if self.first[gpu] == NOBODY:
             self.first[gpu] = job
+            self.whole[gpu] = self.now_s - self.work.submit_s[job] > self.lease_s
             self._busy_since[gpu] = self.now_s
         else:
             other = self.first[gpu]
@@ -144,6 +150,7 @@ class World:
             self.first[gpu] = self.second[gpu]  # the one who stays is the resident now
         self.second[gpu] = NOBODY
         if self.first[gpu] == NOBODY:
+            self.whole[gpu] = False
             self.busy_s += self.now_s - float(self._busy_since[gpu])
         else:
             self._set_rates(gpu)
