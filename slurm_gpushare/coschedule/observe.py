@@ -107,6 +107,15 @@ def startable(job: Job, now_s: float) -> bool:
     )
 
 
+def leaving(job: Job, now_s: float, bound_s: float) -> bool:
+    """Whether it has ended and only its epilog is in the way: a job sent to its card now is there before any other.
+
+    One whose epilog hangs for longer than a placement would last still holds its card.
+    """
+    ended_s = math.inf if job.end_s is None else now_s - job.end_s
+    return job.state == "COMPLETING" and job.num_nodes == 1 and ended_s < bound_s
+
+
 def _number(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
@@ -149,8 +158,9 @@ def _occupant(holding: Holding, facts: Facts) -> snap.Occupant:
 _STRANGER = snap.Occupant(job_id="?", token=None, whole=True)
 
 
-def _gpu(card: Card, use: CardUse, node: Node, config: Config, facts: Facts) -> snap.Gpu:
-    occupants = [_occupant(holding, facts) for holding in (*use.holders, *use.coming)]
+def _gpu(card: Card, use: CardUse, node: Node, config: Config, facts: Facts, now_s: float) -> snap.Gpu:
+    stay = [holding for holding in use.holders if not leaving(holding.job, now_s, config.lease_s)]
+    occupants = [_occupant(holding, facts) for holding in (*stay, *use.coming)]
     if use.stranger:
         occupants.append(_STRANGER)
     return snap.Gpu(
@@ -163,14 +173,18 @@ def _gpu(card: Card, use: CardUse, node: Node, config: Config, facts: Facts) -> 
     )
 
 
-def _snapshot_node(node: Node, coming: Iterable[Job], reservations: Iterable[Reservation], now_s: float) -> snap.Node:
-    sent = list(coming)
+def _snapshot_node(
+    node: Node, coming: Iterable[Job], going: Iterable[Job], reservations: Iterable[Reservation], now_s: float
+) -> snap.Node:
+    sent, gone = list(coming), list(going)
+    cpus = sum(job.cpus for job in sent) - sum(job.cpus for job in gone)
+    mem_mib = sum(job.mem_mib for job in sent) - sum(job.mem_mib for job in gone)
     current = [r for r in reservations if node.name in r.nodes and r.start_s <= now_s < r.end_s]
     later = [r.start_s for r in reservations if node.name in r.nodes and r.start_s > now_s]
     return snap.Node(
         name=node.name,
-        cpus_free=node.cpus - node.cpus_alloc - sum(job.cpus for job in sent),
-        mem_free_mib=node.mem_mib - node.mem_alloc_mib - sum(job.mem_mib for job in sent),
+        cpus_free=node.cpus - node.cpus_alloc - cpus,
+        mem_free_mib=node.mem_mib - node.mem_alloc_mib - mem_mib,
         partitions=frozenset(node.partitions),
         features=frozenset(node.features),
         usable=node.usable,
@@ -238,6 +252,11 @@ def observe(
     coming: dict[str, list[Job]] = {}
     for card, use in cards.items():
         coming.setdefault(card.node, []).extend(holding.job for holding in use.coming)
+    going: dict[str, list[Job]] = {}
+    for job in jobs:
+        if leaving(job, now_s, config.lease_s):
+            for name in job.nodes:
+                going.setdefault(name, []).append(job)
     waiting = [job for job in jobs if startable(job, now_s) and placed_card(job) is None]
     waiting.sort(
         key=lambda job: (
@@ -255,8 +274,11 @@ def observe(
         cards=cards,
         snapshot=snap.Snapshot(
             now_s=now_s,
-            gpus=tuple(_gpu(card, use, by_name[card.node], config, facts) for card, use in cards.items()),
-            nodes={node.name: _snapshot_node(node, coming.get(node.name, ()), reservations, now_s) for node in nodes},
+            gpus=tuple(_gpu(card, use, by_name[card.node], config, facts, now_s) for card, use in cards.items()),
+            nodes={
+                name: _snapshot_node(node, coming.get(name, ()), going.get(name, ()), reservations, now_s)
+                for name, node in by_name.items()
+            },
             pending=tuple(job for job in pending if job is not None),
             never_together=facts.never_together,
         ),

@@ -68,6 +68,29 @@ def test_a_job_without_a_place_goes_back_to_slurm_at_once(site: Site) -> None:
     assert {decision.kind for decision in site.store.decisions.of_job(int(job))} == {"waits"}
 
 
+def test_a_waiting_job_gets_half_of_the_card_of_a_job_in_its_epilog(site: Site) -> None:
+    """Once the epilog is over Slurm would start it there on all of the card, before the helper looks."""
+    epilog = site.testbed.layout.etc / "epilog.sh"
+    epilog.write_text(epilog.read_text().replace("\n", "\nsleep 4\n", 1))
+    site.lease(60)
+    job = site.submit(0)
+    index = site.index(job)
+    cards = [Card(node, number) for node in ("gpu0", "gpu1") for number in (0, 1)]
+    strangers = {card: site.plain(f"--gres=gpu:v100_{card.index}:1", f"--nodelist={card.node}") for card in cards}
+    site.wait_running(list(strangers.values()))
+    site.tick()
+    assert original(site.jobs()[job])
+    card = next(card for card in cards if card.index == index)
+    site.testbed.run(["scancel", strangers[card]])
+    assert wait_until(lambda: site.jobs()[strangers[card]].state == "COMPLETING", 10)
+    site.tick()
+    assert placed_card(site.jobs()[job]) == card, site.picture()
+    site.wait_running([job])
+    started = site.jobs()[job]
+    assert started.shard is not None
+    assert (started.nodes, started.shard.count) == ((card.node,), 1)
+
+
 def test_jobs_without_a_token_are_never_touched(site: Site) -> None:
     plain = [
         site.plain("--gres=gpu:1"),
