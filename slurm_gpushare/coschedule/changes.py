@@ -36,13 +36,21 @@ def _end_lease(tag: Tag, job: Job, now_s: float) -> dict[str, str]:
 
 
 def place(
-    job: Job, card: Card, gres_type: str, shards: int, release: Release, now_s: float, guest: bool = False
+    job: Job,
+    card: Card,
+    gres_type: str,
+    shards: int,
+    release: Release,
+    now_s: float,
+    guest: bool = False,
+    heir: bool = False,
 ) -> Change | None:
     """Send a pending job to one card; None if this Slurm cannot change its request so.
 
     A `guest` is considered before the jobs that wait for whole cards: Slurm's main scheduler stops at the first
     that cannot start, and its backfill holds half a card free for one that needs all of it. The plan has seen to
-    it that no job of higher priority waits longer for that.
+    it that no job of higher priority waits longer for that. An `heir` comes the same way, to have the card after
+    who is there.
     """
     tag = job.tag
     if tag is None or tag.original is None:
@@ -51,8 +59,9 @@ def place(
     if gres is None:
         return None
     own_nodes = tag.nodes if tag.placed else job.wanted_nodes or tag.nodes
-    ahead = guest and tag.nice is None
-    new_tag = replace(tag, placed=str(card), nodes=own_nodes or None, lease=False, nice=job.nice if ahead else tag.nice)
+    ahead = (guest or heir) and tag.nice is None
+    nice = job.nice if ahead else tag.nice
+    new_tag = replace(tag, placed=str(card), nodes=own_nodes or None, lease=False, nice=nice, heir=heir)
     return Change(
         job.key,
         {
@@ -87,5 +96,6 @@ def restore(job: Job, release: Release, now_s: float) -> Change | None:
             fields["ReqNodeList"] = tag.nodes or ""
     if tag.nice is not None:
         fields["Nice"] = str(tag.nice)
-    fields["AdminComment"] = with_tag(job.admin_comment, replace(tag, placed=None, nodes=None, lease=False, nice=None))
+    undone = replace(tag, placed=None, nodes=None, lease=False, nice=None, heir=False)
+    fields["AdminComment"] = with_tag(job.admin_comment, undone)
     return Change(job.key, fields | _end_lease(tag, job, now_s))

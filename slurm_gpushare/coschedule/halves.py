@@ -9,7 +9,7 @@ import numpy as np
 
 from slurm_gpushare.coschedule.constraints import Bools, Floats, Ints, Sites
 from slurm_gpushare.coschedule.expect import budget_s, left_s
-from slurm_gpushare.coschedule.lanes import Lanes, Rates, Terms, Waiting
+from slurm_gpushare.coschedule.lanes import Lanes, Rates, Terms, Waiting, at_worst
 from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.coschedule.snapshot import DurationSource, Gpu, Occupant, PendingJob
 from slurm_gpushare.knowledge.rates import Knowledge
@@ -81,7 +81,7 @@ def lanes_of(
     residents: Sequence[Resident], running: Running, kind: Ints, wanted_rank: Ints, settings: PolicySettings
 ) -> Lanes:
     """The residents as lanes."""
-    promise = [_promise_pct(resident.job, settings) for resident in residents]
+    promise = [promise_pct(resident.job, settings) for resident in residents]
     return Lanes(
         kind=kind,
         budget_s=budget_s(running.done_s + running.left_s, running.done_s, running.lost_s, np.array(promise, float)),
@@ -91,7 +91,7 @@ def lanes_of(
     )
 
 
-def _promise_pct(job: Occupant, settings: PolicySettings) -> float:
+def promise_pct(job: Occupant, settings: PolicySettings) -> float:
     """Most that neighbours may lengthen its run: a former guest, alone by now, stays under the guest's promise."""
     promise = settings.guest_cap_pct if job.joined else settings.resident_budget_pct
     return promise if job.max_isd_pct is None else min(promise, job.max_isd_pct)
@@ -158,6 +158,26 @@ class Compatible:
         )
 
     def __call__(self, guests: Ints, columns: Ints) -> Bools:
+        ok = self._fits(guests, columns)
+        return ok if self.settings.extend_time_limit else ok & self._within_limits(guests, columns)
+
+    def to_succeed(self, guests: Ints, columns: Ints) -> Bools:
+        """The same where the newcomer outlasts who is there."""
+        ok = self._fits(guests, columns)
+        if self.settings.extend_time_limit:
+            return ok
+        cell = np.ix_(self.waiting.kind[guests], self.lanes.kind[columns])
+        shared_s, lost_s = at_worst(self.running.left_s[columns], self.terms, cell)
+        margin = 1.0 - self.settings.limit_margin_pct / 100.0
+        d, limit_s = self.waiting.expected_s[guests][:, None], self.waiting.limit_s[guests][:, None]
+        ok &= (d + lost_s <= margin * limit_s) & (shared_s <= margin * self.running.limit_left_s[columns])
+        return ok
+
+    def may_use(self, guests: Ints, columns: Ints) -> Bools:
+        """Whose cards they could have whole."""
+        return np.stack([self.sites.allowed(self.jobs[i])[self.gpus[columns]] for i in guests.tolist()])
+
+    def _fits(self, guests: Ints, columns: Ints) -> Bools:
         jobs = [self.jobs[i] for i in guests.tolist()]
         need = [np.inf if job.mem_used_mib is None else job.mem_used_mib for job in jobs]
         ok: Bools = np.array(need, float)[:, None] <= self.free_mib[columns]
@@ -167,8 +187,6 @@ class Compatible:
             ours = np.array([getattr(job, who) for job in jobs], object)
             theirs = np.array([getattr(self.residents[j].job, who) for j in columns.tolist()], object)
             ok &= ours[:, None] == theirs
-        if not self.settings.extend_time_limit:
-            ok &= self._within_limits(guests, columns)
         return ok
 
     def _within_limits(self, guests: Ints, columns: Ints) -> Bools:

@@ -177,7 +177,8 @@ class Helper:
         shards = total if placement.how is How.UNSHARED else max(1, total // 2)
         card = Card(placement.node, placement.index)
         guest = placement.how in (How.BESIDE, How.TOGETHER)
-        change = place(job, card, node.gpus[placement.index], shards, self._slurm.release, view.now_s, guest)
+        heir = placement.how is How.SUCCEEDS
+        change = place(job, card, node.gpus[placement.index], shards, self._slurm.release, view.now_s, guest, heir)
         if change is None:
             report.count("unchangeable")
             return False

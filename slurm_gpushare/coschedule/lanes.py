@@ -67,7 +67,9 @@ class Terms:
             worst = 1.0 / settings.explore_rate - 1.0
             self.to_the_end[perhaps] = np.maximum(self.to_the_end[perhaps], worst)
         self.to_the_end[self.longest <= 0.0] = np.inf
+        self.can_share: Bools = rates.can_share
         self.resident_mean: Floats = rates.resident_mean
+        self.resident_low: Floats = rates.resident_low
         self.stay: Floats = 1.0 / rates.guest_mean
         """Time on the card, per second of the guest's duration; `stay_high` is the pessimistic one."""
         self.stay_high: Floats = 1.0 / rates.guest_low
@@ -89,6 +91,11 @@ class Waiting:
     limit_s: Floats
     cap_pct: Floats | None = None  # most that it may be slowed, where owners ask for less than the site does
 
+    def take(self, some: Ints) -> Waiting:
+        """Only these."""
+        cap_pct = None if self.cap_pct is None else self.cap_pct[some]
+        return Waiting(self.rank[some], self.kind[some], self.expected_s[some], self.limit_s[some], cap_pct)
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
@@ -99,6 +106,11 @@ class Lanes:
     left_s: Floats  # alone-time that it is expected to need still
     limit_left_s: Floats
     wanted_rank: Ints  # place in the queue of the first job that needs this card whole
+
+    def take(self, some: Ints) -> Lanes:
+        """Only these."""
+        kind, budget_s, left_s = self.kind[some], self.budget_s[some], self.left_s[some]
+        return Lanes(kind, budget_s, left_s, self.limit_left_s[some], self.wanted_rank[some])
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +248,12 @@ def together(d: Floats, left_s: Floats, terms: Terms, cell: tuple[Ints, ...]) ->
     to_the_end = left_s * (1.0 / terms.resident_mean[cell] - 1.0)
     shared = left_s + to_the_end
     return np.where(stay <= shared, stay, shared + d - shared / terms.stay[cell]), np.minimum(delay, to_the_end)
+
+
+def at_worst(left_s: Floats, terms: Terms, cell: tuple[Ints, ...]) -> tuple[Floats, Floats]:
+    """How long those that have `left_s` to go share at worst until they end, and what it costs who came last."""
+    shared: Floats = left_s / terms.resident_low[cell]
+    return shared, shared * (1.0 - 1.0 / terms.stay_high[cell])
 
 
 def _worth(stay: Floats, delay: Floats, d: Floats, ok: Bools, settings: PolicySettings) -> Floats:

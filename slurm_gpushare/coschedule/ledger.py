@@ -13,6 +13,11 @@ from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.sharing import Span
 
 
+def is_heir(job: Job) -> bool:
+    """Whether it was sent beside somebody to have the card after it: then its promise is a resident's."""
+    return job.tag is not None and job.tag.heir
+
+
 class PairKey(NamedTuple):
     """A pair of jobs, by SLURM_JOB_ID."""
 
@@ -124,9 +129,10 @@ class Ledger:
         )
         self._pairs = known
         self._counted_to_s = now_s
-        alive = {job.raw_id for job in running}
+        jobs = {job.raw_id: job for job in running}
+        alive = jobs.keys()
         self._lost_s = {job: lost for job, lost in self._lost_s.items() if job in alive}
-        self._guests &= alive
+        self._guests = {job for job in self._guests & alive if not is_heir(jobs[job])}
         return turn
 
     def measured(self, key: PairKey, resident_rate: float | None, guest_rate: float | None) -> None:

@@ -1,7 +1,7 @@
 """The plan: which pending job goes to which GPU, and why. A pure function.
 
 Whole GPUs go in priority order (`whole`), then second halves by the rules of the express lane (`lanes`), or by those
-of a simpler policy (`simple`).
+of a simpler policy (`simple`). What is then left where somebody ends soon goes to the head of the queue (`succession`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from slurm_gpushare.coschedule.halves import (
     expected_s,
     has_room_beside,
     lanes_of,
+    promise_pct,
     terms_between,
     waiting_of,
 )
@@ -36,6 +37,7 @@ from slurm_gpushare.coschedule.snapshot import (
     Reasons,
     Snapshot,
 )
+from slurm_gpushare.coschedule.succession import AT_ONCE, ending_first, succeed
 from slurm_gpushare.coschedule.waits import Floats, expected_waits_s
 from slurm_gpushare.coschedule.whole import hand_out
 from slurm_gpushare.knowledge.rates import Knowledge
@@ -64,6 +66,10 @@ def plan(snapshot: Snapshot, knowledge: Knowledge, settings: PolicySettings) -> 
     wanted = first_wanting(sites, rest)
     for some, lanes in _blocks(guests, residents, settings):
         placements += _join(snapshot, knowledge, settings, sites, some, lanes, wanted, waits_s, longest_s)
+    if settings.policy == "gpushare":
+        heads, ending = _left_over(guests, residents, placements, snapshot, settings)
+        if heads and ending:
+            placements += _join(snapshot, knowledge, settings, sites, heads, ending, wanted, waits_s, longest_s, True)
     placed = {placement.job_id for placement in placements}
     left = (
         LeftToSlurm(job.job_id, _why(job, longest_s, waits_s[rank], settings))
@@ -145,6 +151,22 @@ def _blocks(
     return [(some, few) for some, few in zip(dealt, lanes, strict=True) if few]
 
 
+def _left_over(
+    guests: list[Ranked],
+    residents: list[Resident],
+    placements: Sequence[Placement],
+    snapshot: Snapshot,
+    settings: PolicySettings,
+) -> tuple[list[Ranked], list[Resident]]:
+    """The first of the jobs that have no place yet, and of the lanes that nobody joined those that end first."""
+    placed = {placement.job_id for placement in placements}
+    joined = {placement.partner_job_id for placement in placements}
+    heads = [(rank, job) for rank, job in guests if job.job_id not in placed][:AT_ONCE]
+    free = [resident for resident in residents if resident.job.job_id not in joined]
+    left_s = Running.of([resident.job for resident in free], snapshot.now_s, settings).left_s
+    return heads, [free[i] for i in ending_first(left_s).tolist()]
+
+
 def _index(tokens: Sequence[str]) -> tuple[list[str], Ints]:
     names = list(dict.fromkeys(tokens))
     at = {name: i for i, name in enumerate(names)}
@@ -161,7 +183,9 @@ def _join(
     wanted: Ints,
     waits_s: dict[int, float],
     longest_s: float,
+    to_succeed: bool = False,
 ) -> list[Placement]:
+    """Who joins whom, as guests or as successors."""
     jobs = [job for _, job in guests]
     guest_tokens, guest_kind = _index([job.token or "" for job in jobs])
     lane_tokens, lane_kind = _index([resident.job.token or "" for resident in residents])
@@ -173,7 +197,9 @@ def _join(
     waits = np.array([waits_s[rank] for rank, _ in guests], float)
     waiting = waiting_of(jobs, ranks, guest_kind, settings)
     compatible = Compatible(sites, jobs, waiting, residents, running, lanes, terms, settings)
-    if settings.policy == "gpushare":
+    if to_succeed:
+        joins = succeed(waiting, lanes, terms, settings, longest_s, waits, compatible.to_succeed, compatible.may_use)
+    elif settings.policy == "gpushare":
         joins = fill_lanes(waiting, lanes, terms, settings, longest_s, lambda some: waits[some], compatible)
     else:
         clusters, lane_clusters = [job.cluster for job in jobs], [resident.job.cluster for resident in residents]
@@ -192,13 +218,12 @@ def _join(
             wait_s=float(waits[join.guest]),
             guest_isd_pct=(join.stay_s / d - 1.0) * 100.0 if d > 0 else None,
             resident_isd_pct=lost_s / run_s * 100.0 if 0 < run_s < np.inf else None,
-            resident_budget_pct=settings.resident_budget_pct,
+            resident_budget_pct=promise_pct(resident.job, settings),
             shared_s=min(join.stay_s, float(running.left_s[join.lane]) + join.delay_s),
             gain_s=join.gain_s,
             explored=join.explored,
         )
-        together = not gpu.occupants
-        how = How.TOGETHER if together else How.BESIDE
+        how = How.SUCCEEDS if to_succeed else How.BESIDE if gpu.occupants else How.TOGETHER
         placements.append(Placement(job.job_id, gpu.node, gpu.index, how, resident.job.job_id, reasons))
     return placements
 

@@ -109,11 +109,12 @@ class Snapshot:
 
 
 class How(StrEnum):
-    """The four kinds of placement."""
+    """The kinds of placement."""
 
     ALONE = "alone"  # first on an empty card, part of it: a complement may join
     BESIDE = "beside"  # joins a running sharer
     TOGETHER = "together"  # joins a job that this same plan places
+    SUCCEEDS = "succeeds"  # joins a sharer that ends soon, and has the card after it
     UNSHARED = "unshared"  # an empty card, all of it
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slurm_gpushare.config import Config
 from slurm_gpushare.coschedule import explain, log
-from slurm_gpushare.coschedule.ledger import Ledger, Pair, PairKey, Turn
+from slurm_gpushare.coschedule.ledger import Ledger, Pair, PairKey, Turn, is_heir
 from slurm_gpushare.coschedule.observe import whose
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm
@@ -156,17 +156,20 @@ class Watch:
     def _broken(self, pair: Pair, seen: _Seen, profiles: dict[str, Profile], now_s: float) -> str:
         """Why the pair breaks its promise, or the empty string."""
         guest_rate = seen.rates.get(pair.guest.raw_id)
-        if guest_rate is not None:
+        if guest_rate is not None and not is_heir(pair.guest):
             slowed, promised = 100.0 * (1.0 / guest_rate - 1.0), _promise(pair.guest, self._config.guest_cap_pct)
             if slowed > promised * PAST_PROMISE + 5.0:
                 return f"job {pair.guest.key} is slowed by {slowed:.0f} %, promised was {promised:.0f} %"
-        profile = profiles.get(whose(pair.resident) or "")
-        expected_s = profile.duration_s if profile and profile.duration_s else pair.resident.limit_s
-        if pair.resident.raw_id in seen.rates and expected_s:
-            lost_s = self._ledger.sharing()[pair.resident.raw_id].lost_s
-            slowed, promised = 100.0 * lost_s / expected_s, _promise(pair.resident, self._config.resident_budget_pct)
+        for job in (pair.resident, pair.guest) if is_heir(pair.guest) else (pair.resident,):
+            profile = profiles.get(whose(job) or "")
+            expected_s = profile.duration_s if profile and profile.duration_s else job.limit_s
+            if job.raw_id not in seen.rates or not expected_s:
+                continue
+            shared = self._ledger.sharing()[job.raw_id]
+            site_pct = self._config.guest_cap_pct if shared.joined else self._config.resident_budget_pct
+            slowed, promised = 100.0 * shared.lost_s / expected_s, _promise(job, site_pct)
             if slowed > promised * PAST_PROMISE:
-                return f"job {pair.resident.key} has lost {slowed:.0f} % of its run, promised was {promised:.0f} %"
+                return f"job {job.key} has lost {slowed:.0f} % of its run, promised was {promised:.0f} %"
         return ""
 
     def _act(self, pair: Pair, why: str, now_s: float) -> list[Decision]:

@@ -68,8 +68,10 @@ def from_tag(job: Known) -> list[str]:
     return lines
 
 
-def _numbers(reasons: Mapping[str, Any]) -> Iterable[str]:
-    if "guest_isd_pct" in reasons:
+def _numbers(reasons: Mapping[str, Any], succeeds: bool) -> Iterable[str]:
+    if "guest_isd_pct" in reasons and succeeds:
+        yield f"expected to run {_pct(reasons['guest_isd_pct'])} longer in all"
+    elif "guest_isd_pct" in reasons:
         yield f"expected to run {_pct(reasons['guest_isd_pct'])} slower while it shares"
     if "resident_isd_pct" in reasons:
         budget = f" of {_pct(reasons['resident_budget_pct'])} allowed" if "resident_budget_pct" in reasons else ""
@@ -84,6 +86,7 @@ _DONE = {
     "alone": "placed first on an empty card, half of it left for another",
     "beside": "placed beside {partner}",
     "together": "placed together with {partner}",
+    "succeeds": "placed beside {partner}, which ends soon, to have the card after it",
     "unshared": "placed on a whole card",
     "waits": "no place: {why}",
     "taken-back": "placement taken back: {why}",
@@ -102,11 +105,11 @@ def of_decision(decision: Decision) -> str:
     words = {"partner": partner, "why": reasons.get("why", ""), "mem_mib": reasons.get("mem_mib", "---")}
     text = _DONE.get(decision.kind, decision.kind).format(**words)
     place = f" (GPU {decision.gpu_index} of {decision.node})" if decision.node and decision.kind in _PLACES else ""
-    numbers = "; ".join(_numbers(reasons))
+    numbers = "; ".join(_numbers(reasons, decision.kind == "succeeds"))
     return f"{_when(decision.at_s)}  {text}{place}" + (f": {numbers}" if numbers else "")
 
 
-_PLACES = {"alone", "beside", "together", "unshared"}
+_PLACES = {"alone", "beside", "together", "succeeds", "unshared"}
 
 
 def of_span(span: Span, raw_id: int) -> str:

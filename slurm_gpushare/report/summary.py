@@ -179,7 +179,7 @@ def _job_line(job: AccountedJob, sides: Sequence[_Side], promise: Promise, now_s
     cluster = job.tag.cluster if job.tag else None
     if not sides:
         return JobLine(job, UNSHARED if job.tag else OTHER, cluster)
-    guest = any(side.guest for side in sides)
+    guest = any(side.guest for side in sides) and not (job.tag and job.tag.heir)
     end_s = now_s if job.end_s is None else job.end_s
     elapsed_s = max(end_s - job.start_s, job.elapsed_s) if job.start_s is not None else job.elapsed_s
     promised = promise.guest_pct if guest else promise.resident_pct

@@ -10,6 +10,7 @@ import numpy as np
 from slurm_gpushare.coschedule.expect import budget_s, left_s, longest_guest_s
 from slurm_gpushare.coschedule.lanes import Lanes, Rates, Terms, Waiting, fill_lanes
 from slurm_gpushare.coschedule.settings import PolicySettings
+from slurm_gpushare.coschedule.succession import AT_ONCE, ending_first, succeed
 from slurm_gpushare.coschedule.waits import expected_waits_s
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.rates import UNIT_SD
@@ -17,7 +18,7 @@ from slurm_gpushare.simulate.durations import Durations
 from slurm_gpushare.simulate.exclusive import Policy
 from slurm_gpushare.simulate.whole import start_whole
 from slurm_gpushare.simulate.workload import Floats, Ints, Workload
-from slurm_gpushare.simulate.world import World
+from slurm_gpushare.simulate.world import NOBODY, World
 
 OBSERVATION_NOISE = UNIT_SD  # so that observations count with weight 1
 FULL_WEIGHT_S = 120.0
@@ -119,6 +120,7 @@ class Gpushare(Policy):
         self._arrived = 0
         self._ended = np.zeros(work.jobs, bool)
         self._sum_expected_s = 0.0
+        self.heir = np.zeros(work.jobs, bool)  # came beside somebody, under a resident's promise
         self._by_expected: Ints | None = None
         self._all_single = bool((work.num_gpus == 1).all())
 
@@ -159,7 +161,7 @@ class Gpushare(Policy):
             self._arrived = arrived
 
     def _fill(self, world: World) -> None:
-        """Fill second halves."""
+        """Fill second halves, and let the head of the queue take over those that end soon."""
         halves = world.halves()
         if len(halves) == 0:
             return
@@ -177,7 +179,8 @@ class Gpushare(Policy):
 
         def waits_s(some: Ints) -> Floats:
             free_in_s = self._left_s(world, world.first[world.first >= 0])
-            return expected_waits_s(free_in_s, durations.expected_s[queue] * work.num_gpus[queue])[single[some]]
+            ahead = queue[: single[some].max() + 1]
+            return expected_waits_s(free_in_s, durations.expected_s[ahead] * work.num_gpus[ahead])[single[some]]
 
         gangs = np.flatnonzero(work.num_gpus[queue] > 1)
         wanted = int(gangs[0]) if len(gangs) else len(queue)
@@ -185,6 +188,15 @@ class Gpushare(Policy):
         longest_s = longest_guest_s(self._sum_expected_s / self._arrived, self.settings)
         for join in fill_lanes(waiting, lanes, terms, self.settings, longest_s, waits_s):
             world.start(int(guests[join.guest]), int(halves[join.lane]))
+        heads = np.flatnonzero(world.waiting[guests])[:AT_ONCE]
+        free = np.flatnonzero(world.second[halves] == NOBODY)
+        if len(heads) == 0 or len(free) == 0:
+            return
+        ending = free[ending_first(lanes.left_s[free])]
+        for join in succeed(waiting.take(heads), lanes.take(ending), terms, self.settings, longest_s, waits_s(heads)):
+            job = int(guests[heads[join.guest]])
+            self.heir[job] = True
+            world.start(job, int(halves[ending[join.lane]]))
 
     def _lanes(self, world: World, halves: Ints, wanted: int) -> Lanes:
         residents = world.first[halves]
@@ -192,7 +204,8 @@ class Gpushare(Policy):
         done_s = world.work.duration_s[residents] - world.left_s(residents)
         lost_s = world.now_s - world.start_s[residents] - done_s
         left = self._left_s(world, residents)
-        promise = np.where(world.guest[residents], settings.guest_cap_pct, settings.resident_budget_pct)
+        guest = world.guest[residents] & ~self.heir[residents]
+        promise = np.where(guest, settings.guest_cap_pct, settings.resident_budget_pct)
         return Lanes(
             kind=world.work.profile[residents],
             budget_s=budget_s(done_s + left, done_s, lost_s, promise),

@@ -17,7 +17,7 @@ from slurm_gpushare.tokens import TOKEN as TOKEN
 PREFIX = "GS1:"
 
 _TAG = re.compile(r"(?:^|(?<=\s))GS1:(\S*)")
-_KNOWN = ("c", "t", "o", "w", "l", "m", "g", "n")
+_KNOWN = ("c", "t", "o", "w", "l", "m", "g", "n", "h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Tag:
     """Where the helper put it: ``node:index``."""
     nice: int | None = None
     """The user's own nice value, while ours is in its place."""
+    heir: bool = False
+    """Placed beside a job that ends soon, to have the card after it: a resident's promise, not a guest's."""
     extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of later releases, kept as they are."""
 
@@ -54,6 +56,7 @@ class Tag:
             ("m", self.max_isd_pct),
             ("g", self.placed),
             ("n", self.nice),
+            ("h", 1 if self.heir else None),
             *self.extra.items(),
         )
         parts += [f"{name}={value}" for name, value in values if value is not None]
@@ -86,6 +89,7 @@ def parse_tag(admin_comment: str) -> Tag | None:
         max_isd_pct=_integer(values.get("m")),
         placed=values.get("g"),
         nice=_signed(values.get("n")),
+        heir=values.get("h") == "1",
         extra=MappingProxyType({name: value for name, value in values.items() if name not in _KNOWN}),
     )
 

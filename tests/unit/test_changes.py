@@ -118,6 +118,17 @@ def test_a_guest_goes_ahead_of_the_queue_and_its_own_nice_value_comes_back() -> 
     assert "n=" not in back.fields["AdminComment"]
 
 
+def test_a_successor_goes_ahead_like_a_guest_and_its_tag_says_what_it_is() -> None:
+    change = place(job("14", tag=TAG), Card("n1", 1), "v100_1", 1, NEW, NOW, heir=True)
+    assert change is not None
+    assert int(change.fields["Nice"]) < -100_000
+    assert change.fields["AdminComment"].endswith(";h=1")
+    placed = job("14", tag=change.fields["AdminComment"], per_node="gres/shard:v100_1:1", wanted_nodes="n1")
+    for undone in (restore(placed, NEW, NOW), place(placed, Card("n1", 0), "v100_0", 1, NEW, NOW, guest=True)):
+        assert undone is not None
+        assert "h=1" not in undone.fields["AdminComment"]
+
+
 def test_a_job_alone_on_a_card_keeps_its_place_in_the_queue() -> None:
     change = place(job("14", tag=TAG), Card("n1", 1), "v100_1", 1, NEW, NOW)
     assert change is not None

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from slurm_things import NOW, TOKEN_A, TOKEN_B, job, node, running
 
+from slurm_gpushare.config import parse_config
 from slurm_gpushare.coschedule import log
 from slurm_gpushare.coschedule.adopt import adoptions, asked_token
 from slurm_gpushare.coschedule.ledger import Ledger, pairs_now
 from slurm_gpushare.coschedule.lock import Lock
 from slurm_gpushare.coschedule.nudge import Nudge
-from slurm_gpushare.coschedule.observe import Workload, expectation, placeable, startable
+from slurm_gpushare.coschedule.observe import Facts, Workload, expectation, observe, placeable, startable
 from slurm_gpushare.coschedule.occupancy import occupancy
 from slurm_gpushare.coschedule.snapshot import DurationSource
 from slurm_gpushare.coschedule.takeback import Placements
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.tag import parse_tag
 from slurm_gpushare.store.sharing import Span
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
@@ -112,6 +115,14 @@ class TestLedger:
         assert ledger.sharing()[1].lost_s == pytest.approx(15.0), "what a past guest used is gone for good"
         assert 2 not in ledger.sharing()
 
+    def test_a_successor_is_no_guest_whatever_the_store_remembers(self) -> None:
+        ledger, (first, second) = Ledger(), self.pair()
+        jobs = [first, replace(second, tag=parse_tag(f"{second.admin_comment};h=1"))]
+        ledger.recall([Span(1, 2, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 100, None, 0.8, 0.5)], NOW)
+        cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
+        ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW)
+        assert not ledger.sharing()[2].joined
+
     def test_measured_rates_take_the_place_of_predicted_ones(self) -> None:
         ledger, jobs = Ledger(), self.pair()
         cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
@@ -126,6 +137,15 @@ class TestLedger:
         ledger.recall([Span(1, 2, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 100, None, 0.8, 0.5)], NOW)
         assert ledger.sharing()[1].lost_s == pytest.approx(20.0)
         assert ledger.sharing()[2].joined
+
+
+@pytest.mark.parametrize(("ended_s", "free"), [(NOW - 2, True), (NOW - 40, False), (None, False)])
+def test_a_card_whose_job_has_ended_is_free_unless_its_epilog_hangs(ended_s: int | None, free: bool) -> None:
+    ending = running("1", "n0", "gres/gpu:1", state="COMPLETING", end_s=ended_s, cpus=60)
+    look = node(used="gpu:v100_0:1(IDX:0)", cpus_alloc=64)
+    view = observe([ending], [look], [], parse_config("Partitions=gpu\nLeaseSeconds=30"), Facts(), NOW)
+    assert [not gpu.occupants for gpu in view.snapshot.gpus] == [free, True]
+    assert view.snapshot.nodes["n0"].cpus_free == (60 if free else 0)
 
 
 class TestWhoMayBePlaced:

@@ -27,6 +27,7 @@ class ByPlan(Policy):
     def __init__(self, work: Workload, settings: PolicySettings) -> None:
         super().__init__(work)
         self.settings = settings
+        self.heirs: set[int] = set()
         self.limit_s = Durations(work, "known", settings.limit_use).limit_s
 
     def schedule(self, world: World) -> None:
@@ -47,8 +48,10 @@ class ByPlan(Policy):
             if placement.how in {How.ALONE, How.UNSHARED}:
                 world.start(int(placement.job_id), placement.index)
         for placement in decided.placements:
-            if placement.how in {How.BESIDE, How.TOGETHER}:
+            if placement.how in {How.BESIDE, How.TOGETHER, How.SUCCEEDS}:
                 world.start(int(placement.job_id), placement.index)
+            if placement.how is How.SUCCEEDS:
+                self.heirs.add(int(placement.job_id))
 
     def _gpu(self, world: World, gpu: int) -> Gpu:
         jobs = [int(job) for job in (world.first[gpu], world.second[gpu]) if job != NOBODY]
@@ -67,7 +70,7 @@ class ByPlan(Policy):
             expected_s=duration_s,
             expected_source=DurationSource.KNOWN,
             lost_s=world.now_s - start_s - done_s,
-            joined=bool(world.guest[job]),
+            joined=bool(world.guest[job]) and job not in self.heirs,
         )
 
     def _pending(self, world: World, job: int) -> PendingJob:
@@ -104,7 +107,9 @@ def test_the_simulator_decides_as_the_plan_does(seed: int, objective: str) -> No
     settings = replace(SETTINGS, objective=objective)
     work = workload(seed)
     fast = run(work, Gpushare(work, options=Options(knowledge="oracle", settings=settings)))
-    slow = run(work, ByPlan(work, settings))
+    by_plan = ByPlan(work, settings)
+    slow = run(work, by_plan)
     assert fast.shared.any()
+    assert by_plan.heirs
     np.testing.assert_allclose(fast.start_s, slow.start_s, atol=1e-6)
     np.testing.assert_allclose(fast.end_s, slow.end_s, atol=1e-6)

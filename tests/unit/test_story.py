@@ -41,6 +41,16 @@ def test_decisions_come_with_their_reasons_and_only_the_latest_of_a_kind() -> No
     assert "its neighbour loses 8 % of its run" in text
 
 
+def test_a_successor_learns_why_it_is_beside_somebody() -> None:
+    reasons = {"key": "14", "guest_isd_pct": 0.6, "resident_isd_pct": 4.2, "resident_budget_pct": 50.0, "wait_s": 200.0}
+    placed = Decision(14, 400, "succeeds", "n1", 3, 12, reasons=reasons)
+    text = "\n".join(tell(known(f"GS1:c=2;t={TOKEN};o=gpu:1;g=n1:3;h=1"), [placed], ()))
+    assert (
+        "placed beside job 12, which ends soon, to have the card after it (GPU 3 of n1): expected to run 1 % longer "
+        "in all; its neighbour loses 4 % of its run of 50 % allowed; a whole GPU was expected in 200 s"
+    ) in text
+
+
 def test_a_stay_beside_a_neighbour_is_told_from_the_jobs_own_side() -> None:
     span = Span(12, 14, TOKEN, TOKEN, "n1", 3, "V100", 500, 900, 0.9, 0.8, None, 0.5)
     text = "\n".join(tell(known(f"GS1:c=2;t={TOKEN};o=gpu:1", "RUNNING"), (), [span]))

@@ -17,6 +17,7 @@ TAGS = st.builds(
     lease=st.booleans(),
     max_isd_pct=st.none() | st.integers(0, 999),
     placed=st.none() | WORD,
+    heir=st.booleans(),
     extra=st.dictionaries(st.sampled_from(["x", "y9"]), WORD),
 )
 

@@ -50,7 +50,7 @@ def test_too_little_says_nothing() -> None:
 class Scene:
     """A resident (job 1) and a guest (job 2) on one card, with the telemetry that a test gives them."""
 
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str = "") -> None:
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str = "", heir: bool = False) -> None:
         self.commands: list[list[str]] = []
         self.store = Store.create(f"sqlite:///{tmp_path}/store.sqlite")
         enter_profiles(
@@ -63,7 +63,13 @@ class Scene:
         config = parse_config(f"Partitions=gpu\n{settings}")
         self.watch = Watch(config, self.store, CommandSlurm(self._run), self.ledger)
         resident = running("1", "n0", "gres/shard:v100_0:1", tag=f"GS1:c=1;t={TOKEN_A};o=gpu:1", start_s=NOW - 100)
-        guest = running("2", "n0", "gres/shard:v100_0:1", tag=f"GS1:c=0;t={TOKEN_B};o=gpu:1", start_s=NOW - 90)
+        guest = running(
+            "2",
+            "n0",
+            "gres/shard:v100_0:1",
+            tag=f"GS1:c=0;t={TOKEN_B};o=gpu:1{';h=1' if heir else ''}",
+            start_s=NOW - 90,
+        )
         self.pair = Pair(Card("n0", 0), resident, guest, NOW - 90, 0.9, 0.8)
         self.store.sharing.begin([self.pair.span("V100")])
         self.ledger.turn({self.pair.key: self.pair}, [resident, guest], NOW)
@@ -110,6 +116,16 @@ def test_a_guest_slowed_past_its_promise_is_reported_and_never_paired_again(
     assert scene.look(record(1, 80.0, 80.0), record(2, 80.0, 20.0)) == ["slowed", "slowed"]
     assert scene.store.sharing.forbidden() == {(TOKEN_A, TOKEN_B)}
     assert scene.commands == [], "OnSlowdown=report changes nothing"
+
+
+def test_a_successor_is_judged_by_its_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a quarter of its speed for 90 s it has lost 18 s as predicted, of 1000: no guest would be left so."""
+    scene = Scene(tmp_path, monkeypatch, heir=True)
+    assert scene.look(record(1, 80.0, 80.0), record(2, 80.0, 20.0)) == []
+    assert scene.store.sharing.forbidden() == set()
+    scene.ledger.turn({scene.pair.key: scene.pair}, [scene.pair.resident, scene.pair.guest], NOW + 600)
+    kinds = [item.kind for item in scene.watch.look(Turn((), (), {scene.pair.key: scene.pair}), NOW + 600)]
+    assert kinds == ["slowed", "slowed"]  # by then it has lost more than 450 s
 
 
 def test_requeue_takes_the_one_that_joined_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
