@@ -69,7 +69,7 @@ def test_a_command_that_fails_alone_stops_the_measurement(tmp_path: Path) -> Non
 
 
 def test_two_that_fail_only_together_are_a_finding(tmp_path: Path) -> None:
-    (tmp_path / "alone.sh").write_text("mkdir $1 && sleep 0.3 && rmdir $1\n")  # as with memory that suffices for one
+    (tmp_path / "alone.sh").write_text("mkdir $1 && sleep 1 && rmdir $1\n")  # as with memory that suffices for one
     (tmp_path / "w.csv").write_text(
         f"token,command\ngs-a,sh {tmp_path}/alone.sh {tmp_path}/card\ngs-b,sh {tmp_path}/alone.sh {tmp_path}/card\n"
     )
