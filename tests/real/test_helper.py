@@ -70,21 +70,23 @@ def test_a_job_without_a_place_goes_back_to_slurm_at_once(site: Site) -> None:
 
 def test_a_waiting_job_gets_half_of_the_card_of_a_job_in_its_epilog(site: Site) -> None:
     """Once the epilog is over Slurm would start it there on all of the card, before the helper looks."""
-    epilog = site.testbed.layout.etc / "epilog.sh"
-    epilog.write_text(epilog.read_text().replace("\n", "\nsleep 4\n", 1))
-    site.lease(60)
+    epilog, over = site.testbed.layout.etc / "epilog.sh", site.testbed.dir / "epilog-over"
+    wait = f"for _ in $(seq 600); do [ -e {over} ] && break; sleep 0.1; done"
+    epilog.write_text(epilog.read_text().replace("\n", f"\n{wait}\n", 1))
     job = site.submit(0)
-    index = site.index(job)
-    cards = [Card(node, number) for node in ("gpu0", "gpu1") for number in (0, 1)]
+    cards = [Card(node, index) for node in ("gpu0", "gpu1") for index in (0, 1)]
     strangers = {card: site.plain(f"--gres=gpu:v100_{card.index}:1", f"--nodelist={card.node}") for card in cards}
     site.wait_running(list(strangers.values()))
     site.tick()
     assert original(site.jobs()[job])
-    card = next(card for card in cards if card.index == index)
-    site.testbed.run(["scancel", strangers[card]])
-    assert wait_until(lambda: site.jobs()[strangers[card]].state == "COMPLETING", 10)
-    site.tick()
-    assert placed_card(site.jobs()[job]) == card, site.picture()
+    card = Card("gpu0", site.index(job))
+    try:
+        site.testbed.run(["scancel", strangers[card]])
+        assert wait_until(lambda: site.jobs()[strangers[card]].state == "COMPLETING", 30), site.picture()
+        site.tick()
+        assert placed_card(site.jobs()[job]) == card, site.picture()
+    finally:
+        over.touch()
     site.wait_running([job])
     started = site.jobs()[job]
     assert started.shard is not None
