@@ -20,11 +20,13 @@ from slurm_gpushare.knowledge.posterior import Posterior, kinship
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-SPREADS = ("sensitivity", "pressure", "unknown", "offset", "pair_relative", "pair", "curve")
+SPREADS = ("sensitivity", "pressure", "unknown", "offset", "burden", "pair_relative", "pair", "curve")
 LOG_SD = 0.5
 """Of a spread about where it started, as a logarithm: two standard deviations are a factor of e."""
 LOGIT_SD = 1.0
 """Of the family's share about where it started, as a logit."""
+FURTHEST = 5.0
+"""No spread is looked for further than so many of these from its start: beyond, matrices become singular."""
 MAX_OBSERVATIONS = 600
 """Spreads are learned from at most so many rates: they are few, and the time grows with the cube."""
 NOISE_WORTH = 5.0
@@ -51,16 +53,18 @@ def adapt(general: Interference, jobs: Telemetry, observed: Observed, families: 
 
     if len(observed.rate) > MAX_OBSERVATIONS:
         observed = observed.take(np.linspace(0, len(observed.rate) - 1, MAX_OBSERVATIONS).astype(np.intp))
-    start = _free(general.spread)
+    start, wide = _free(general.spread), np.array([LOG_SD] * len(SPREADS) + [LOGIT_SD])
+    bounds = list(zip(start - FURTHEST * wide, start + FURTHEST * wide, strict=True))
     for _ in range(_ROUNDS if len(observed.rate) else 0):
         evidence = _Evidence(Posterior(general, jobs, observed, families), families)
 
         def loss(free: Floats, evidence: _Evidence = evidence) -> tuple[float, Floats]:
             value, slope = evidence.loss(free)
-            off = (free - start) / np.array([LOG_SD] * len(SPREADS) + [LOGIT_SD])
-            return value + 0.5 * float(off @ off), slope + off / np.array([LOG_SD] * len(SPREADS) + [LOGIT_SD])
+            off = (free - start) / wide
+            return value + 0.5 * float(off @ off), slope + off / wide
 
-        found = minimize(loss, _free(general.spread), jac=True, method="L-BFGS-B", options={"maxiter": 15})
+        at, options = _free(general.spread), {"maxiter": 15}
+        found = minimize(loss, at, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         general = replace(general, spread=_spread(general.spread, found.x))
     return general
 
@@ -102,7 +106,7 @@ class _Evidence:
         blank = scale * (same_victim * ~known[victim] + same_neighbour * ~known[neighbour])
         self._own.append(blank)
         curves = same_victim * like[np.ix_(neighbour, neighbour)] + same_neighbour * like[np.ix_(victim, victim)]
-        self._rest = [same_victim, same * scale, same, curves * scale]
+        self._rest = [same_victim, same_neighbour, same * scale, same, curves * scale]
         prior = posterior.general.coefficients.covariance
         noise = np.diag(seen.noise**2 + 1e-8)
         self._fixed = posterior.jacobian @ prior @ posterior.jacobian.T + noise

@@ -2,15 +2,16 @@
 
 The log slow-down of job i beside job j is modelled as
 
-    y_ij = s_i * h_j + g1 f_i + g2 f_j + c_i + p_ij
+    y_ij = s_i * h_j + g1 f_i + g2 f_j + c_i + e_j + p_ij
     log s_i = a0 + a1 log u_i + a2 log m_i + z_i      how sensitive job i is
     log h_j =      b1 log u_j + b2 log m_j + w_j      how hard job j presses
 
 with u the share of time the GPU was busy, m the share it spent accessing memory and f the share of the card's memory
 that the job fills, against the typical job's. z and w are what telemetry does not
-tell of a token, c an error in its speed alone, p what only this pair does. All have Gaussian priors. The constants here
-are round and wide; `empirical.py` learns coefficients and spreads from measured pairs, `posterior.py` what observations
-say of particular jobs. docs/knowledge.md has the derivation and what it is worth.
+tell of a token, c an error in its speed alone, e what it costs any neighbour alike, p what only this pair does. All have
+Gaussian priors. The constants here are round and wide; `empirical.py` learns coefficients and spreads from measured
+pairs, `posterior.py` what observations say of particular jobs, `learning.py` the same one observation at a time.
+docs/knowledge.md has the derivation and what it is worth.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PESSIMISM = 1.2816
 class Spread:
     """Prior standard deviations of what is learned: where `empirical.py` starts from, and all there is without data.
 
-    `offset`, `pair_relative`, `pair` and `noise` are of the order that the V100 pairs alone show (docs/knowledge.md).
+    `offset`, `burden`, `pair_relative`, `pair` and `noise` are of the order that the V100 pairs alone show (docs/knowledge.md).
     """
 
     sensitivity: float = 0.3
@@ -50,6 +51,8 @@ class Spread:
     """Of z and w of a job without telemetry: twice as sensitive as the typical job, or half, is nothing unusual."""
     offset: float = 0.1
     """Of c, in log slow-down."""
+    burden: float = 0.1
+    """Of e, in log slow-down."""
     pair_relative: float = 0.1
     """Of p, as a share of the expected log slow-down."""
     pair: float = 0.05
@@ -151,7 +154,7 @@ class Interference:
     @property
     def absolute(self) -> float:
         """Variance of what does not grow with the log slow-down."""
-        return self.spread.pair**2 + self.spread.offset**2
+        return self.spread.pair**2 + self.spread.offset**2 + self.spread.burden**2
 
     def design(self, jobs: Telemetry) -> Floats:
         """(1, log u, log m) of each job."""

@@ -118,7 +118,8 @@ class Posterior:
         relative = effects + spread.curve**2 * curves + spread.pair_relative**2 * same
         kernel = np.outer(product, self.at_observed) * relative
         kernel += self._jacobian(product, victims, neighbours) @ self.general.coefficients.covariance @ self.jacobian.T
-        return np.asarray(kernel + spread.offset**2 * same_victim + spread.pair**2 * same, dtype=np.float64)
+        alone = spread.offset**2 * same_victim + spread.burden**2 * same_neighbour
+        return np.asarray(kernel + alone + spread.pair**2 * same, dtype=np.float64)
 
     def _solve(self) -> None:
         seen = self.observed

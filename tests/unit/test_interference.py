@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -154,3 +156,29 @@ def test_a_full_card_is_learned_to_cost_something() -> None:
     mean = fit(Interference(), known, seen(rates, everything(9))).rates(known, known).mean
     assert np.all(np.diff(mean[:, 0]) < 0)
     assert mean[0, 0] - mean[-1, 0] > 0.05
+
+
+def test_what_a_job_costs_any_neighbour_alike_is_learned() -> None:
+    """Neighbours that cost the sensitive and the insensitive the same: no product of the two tells that."""
+    rng = np.random.default_rng(2)
+    blank = Telemetry(*(np.full(12, np.nan),) * 3)
+    s, h, e = np.exp(rng.normal(-1, 0.8, 12)), np.exp(rng.normal(-0.5, 0.5, 12)), rng.uniform(0.0, 0.5, 12)
+    rates = np.exp(-np.outer(s, h) - e)
+    pairs = [(i, j) for i, j in everything(12) if (i + j) % 3]
+    unseen = np.array([(i + j) % 3 == 0 for i, j in everything(12)]).reshape(12, 12)
+    alike, never = Interference(), Interference(spread=Spread(burden=1e-4))
+    with_it, without = (
+        Posterior(adapt(general, blank, seen(rates, pairs)), blank, seen(rates, pairs)).rates().mean[unseen]
+        for general in (alike, never)
+    )
+    assert error(with_it, rates[unseen]) < 0.6 * error(without, rates[unseen])
+
+
+def test_wild_rates_do_not_stop_the_search_for_spreads() -> None:
+    """Jobs of which some press a hundred times harder: a step too far makes the covariance singular."""
+    rng = np.random.default_rng(12)
+    pairs = [pair for pair, kept in zip(everything(12), rng.random(144) < 0.5, strict=True) if kept]
+    log = np.outer(np.exp(rng.normal(0, 1.5, 12)), np.exp(rng.normal(0, 1.5, 12)))
+    observed = replace(seen(np.exp(-np.minimum(log, 3.9)), pairs), noise=np.full(len(pairs), 1e-3))
+    spread = adapt(Interference(), Telemetry(*(np.full(12, np.nan),) * 3), observed).spread
+    assert spread.unknown > Spread().unknown
