@@ -7,11 +7,11 @@ The log slow-down of job i beside job j is modelled as
     log h_j =      b1 log u_j + b2 log m_j + w_j      how hard job j presses
 
 with u the share of time the GPU was busy, m the share it spent accessing memory and f the share of the card's memory
-that the job fills, against the typical job's. z and w are what telemetry does not
-tell of a token, c an error in its speed alone, e what it costs any neighbour alike, p what only this pair does. All have
-Gaussian priors. The constants here are round and wide; `empirical.py` learns coefficients and spreads from measured
-pairs, `posterior.py` what observations say of particular jobs, `learning.py` the same one observation at a time.
-docs/knowledge.md has the derivation and what it is worth.
+that the job fills, against the typical job's. z and w are what telemetry does not tell of a token, c an error in its
+speed alone, e what it costs any neighbour alike, p what only this pair does. All have Gaussian priors. The constants
+here are round and wide; `empirical.py` learns coefficients and spreads from measured pairs, `posterior.py` what
+observations say of particular jobs, `learning.py` the same one observation at a time. docs/knowledge.md has the
+derivation and what it is worth.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ PESSIMISM = 1.2816
 class Spread:
     """Prior standard deviations of what is learned: where `empirical.py` starts from, and all there is without data.
 
-    `offset`, `burden`, `pair_relative`, `pair` and `noise` are of the order that the V100 pairs alone show (docs/knowledge.md).
+    `offset`, `burden`, `pair_relative`, `pair` and `noise` are of the order that the V100 pairs alone show
+    (docs/knowledge.md).
     """
 
     sensitivity: float = 0.3

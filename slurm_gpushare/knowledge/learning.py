@@ -1,12 +1,13 @@
 """Learning rates as jobs share: who slows, who is slowed, and what these two did together.
 
-The log slow-down of victim i beside aggressor j is modelled as
+The log slow-down of victim i beside aggressor j has the form of `interference.py`, about what is believed beforehand:
 
-    y_ij = prior_ij + v_i + a_j + p_ij,    rate = exp(-y)
+    y_ij = prior_ij * exp(z_i + w_j) + c_i + e_j + p_ij,    rate = exp(-y)
 
-where v is how sensitive a token is, a how hard it presses on others and p what only this pair does. All start at 0 with
-the variances of `Spread` (from measured pairs: empirical Bayes), and each observation moves them by a Kalman step in
-which the covariance between different tokens is dropped. So a step costs the same however much was seen before.
+z is how sensitive a token is and w how hard it presses, as factors; c and e are what it suffers and costs whatever the
+other is; p is what only this pair does. All start at 0 with the variances of `Spread` (from measured pairs: empirical
+Bayes). Each observation moves them by a Kalman step, linearised at the current estimate, in which the covariance
+between different tokens is dropped. So a step costs the same however much was seen before.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ Floats = NDArray[np.float64]
 
 MIN_RATE = 0.02
 """Below it a job stands still for all purposes, and logarithms grow out of hand."""
+MAX_LOG = -math.log(MIN_RATE)
+MAX_FACTOR = 10.0
+"""As a logarithm: no two tokens disturb each other more, against what was expected, and no exponential overflows."""
 OUTLIER_SD = 2.5
 """An observation further off than this many standard deviations counts only as if it were this far (Huber)."""
 
@@ -35,15 +39,20 @@ OUTLIERS_IN_A_ROW = 3
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far log slow-downs scatter, as standard deviations: what may be learned, and what is noise."""
+    """How far tokens and pairs scatter, as standard deviations: what may be learned, and what is noise."""
 
-    victim: float
-    aggressor: float
+    sensitivity: float
+    """Of z."""
+    pressure: float
+    """Of w."""
+    offset: float
+    """Of c, in log slow-down, as all below."""
+    burden: float
+    """Of e."""
     pair: float
+    """Of p."""
     noise: float = UNIT_SD
     """Of one observation of weight 1, as `Knowledge.observe` defines it; of weight w its square is 1 / w of that."""
-    correlation: float = 0.0
-    """Between a token's victim and aggressor effects."""
 
 
 class Prior(Protocol):
@@ -53,18 +62,18 @@ class Prior(Protocol):
     def spread(self) -> Spread: ...
 
     def log_slowdown(self, victims: Sequence[str], neighbours: Sequence[str]) -> Floats:
-        """Expected log slow-down, victims in rows."""
+        """Expected log slow-down, victims in rows; of a token that nothing is known of, the typical one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatPrior:
     """Nothing is known of any token: every pair gets the global mean.
 
-    The numbers are those of the 328 measured V100 pairs (docs/knowledge.md).
+    The numbers are what `gpushare kb fit` finds in the 328 measured V100 pairs (docs/knowledge.md).
     """
 
     mean: float = 0.426
-    spread: Spread = field(default_factory=lambda: Spread(0.132, 0.314, 0.114, correlation=-0.58))
+    spread: Spread = field(default_factory=lambda: Spread(0.6, 0.6, 0.11, 0.13, 0.05))
 
     def log_slowdown(self, victims: Sequence[str], neighbours: Sequence[str]) -> Floats:
         return np.full((len(victims), len(neighbours)), self.mean)
@@ -72,7 +81,7 @@ class FlatPrior:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What was learned of a token, in log slow-down against the prior; 0 is as expected."""
+    """What was learned of a token: log slow-down with the typical other, against the prior; 0 is as expected."""
 
     token: str
     victim: float
@@ -92,18 +101,18 @@ class LearnedKnowledge:
         self.prior: Prior = prior or FlatPrior()
         self.pessimism = pessimism
         spread = self.prior.spread
-        cross = spread.correlation * spread.victim * spread.aggressor
-        self._start = (spread.victim**2, cross, spread.aggressor**2)
+        start = np.square([spread.sensitivity, spread.pressure, spread.offset, spread.burden])
+        self._start = np.maximum(start, 1e-12)  # we divide by it
         self._pair_start = spread.pair**2
         self._noise = spread.noise**2
-        self._keep = 0.5 ** (1.0 / half_life)
+        self._fade = 1.0 - 0.5 ** (1.0 / half_life)
         self._index: dict[str, int] = {}
-        self._effect = np.zeros((0, 2))  # victim, aggressor
-        self._variance = np.zeros((0, 3))  # victim, covariance, aggressor
+        self._effect = np.zeros((0, 4))  # z, w, c, e; the last row is always that of a token never seen
+        self._variance = np.zeros((0, 4, 4))
         self._pairs: dict[tuple[int, int], int] = {}
-        self._pair_index = np.zeros((0, 2), dtype=np.intp)
         self._pair_effect = np.zeros(0)
         self._pair_variance = np.zeros(0)
+        self._grow_tokens()
         self._surprises: dict[int, int] = {}  # outliers of a pair in a row, negative when it was faster
         self._views: list[RateView] = []
         self.observations = 0
@@ -114,15 +123,11 @@ class LearnedKnowledge:
 
     def rates(self, victims: Sequence[str], neighbours: Sequence[str]) -> RateTable:
         rows, columns = self._places(victims), self._places(neighbours)
-        effect, variance = self._padded()
-        log = self.prior.log_slowdown(victims, neighbours) + effect[rows, 0][:, None] + effect[columns, 1][None, :]
-        spread = variance[rows, 0][:, None] + variance[columns, 2][None, :]
-        same = (rows[:, None] == columns[None, :]) & (rows[:, None] >= 0)
-        spread = np.where(same, spread + 2.0 * variance[rows, 1][:, None], spread) + self._pair_start
+        prior = self.prior.log_slowdown(victims, neighbours)
+        own, variance = np.zeros(prior.shape), np.full(prior.shape, self._pair_start)
         for row, column, pair in self._seen_pairs(rows, columns):
-            log[row, column] += self._pair_effect[pair]
-            spread[row, column] += self._pair_variance[pair] - self._pair_start
-        return _table(log, spread, self.pessimism)
+            own[row, column], variance[row, column] = self._pair_effect[pair], self._pair_variance[pair]
+        return self._believed(prior, own, variance, rows, columns)
 
     def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None:
         if not (math.isfinite(rate) and rate > 0.0 and math.isfinite(weight) and weight > 0.0):
@@ -131,24 +136,22 @@ class LearnedKnowledge:
         i, j = self._place(victim), self._place(neighbour)
         seen = -math.log(min(max(rate, MIN_RATE), 1.0))
         pair = self._pair(i, j)
-        self._step(i, j, pair, seen - expected, weight)
+        self._step(i, j, pair, expected, seen, weight)
         self.observations += 1
         for view in self._views:
             view._touch(i, j, pair)
 
     def effects(self) -> list[Effect]:
         """What was learned of every token that has been seen, by token."""
-        sd = np.sqrt(np.maximum(self._variance, 0.0))
-        return [
-            Effect(
-                token,
-                float(self._effect[at, 0]),
-                float(sd[at, 0]),
-                float(self._effect[at, 1]),
-                float(sd[at, 2]),
-            )
-            for token, at in sorted(self._index.items())
-        ]
+        typical = float(self.prior.log_slowdown(("",), ("",))[0, 0])
+        found = []
+        for token, at in sorted(self._index.items()):
+            z, w, c, e = self._effect[at].tolist()
+            slopes = np.array([[typical * math.exp(z), 0.0, 1.0, 0.0], [0.0, typical * math.exp(w), 0.0, 1.0]])
+            victim_sd, aggressor_sd = np.sqrt(np.diagonal(slopes @ self._variance[at] @ slopes.T)).tolist()
+            victim, aggressor = typical * math.expm1(z) + c, typical * math.expm1(w) + e
+            found.append(Effect(token, victim, victim_sd, aggressor, aggressor_sd))
+        return found
 
     def view(self, tokens: Sequence[str]) -> RateView:
         """A dense table of these tokens that follows later observations until `release`d."""
@@ -162,19 +165,23 @@ class LearnedKnowledge:
         """Stop keeping `view` up to date."""
         self._views.remove(view)
 
-    def _step(self, i: int, j: int, pair: int, residual: float, weight: float) -> None:
-        vi, ci, ai = self._drifted(i)
-        vj, cj, aj = (vi, ci, ai) if i == j else self._drifted(j)
+    def _step(self, i: int, j: int, pair: int, expected: float, seen: float, weight: float) -> None:
+        z, w, c, e = self._effect[i, 0], self._effect[j, 1], self._effect[i, 2], self._effect[j, 3]
+        product = min(expected * math.exp(min(z + w, MAX_FACTOR)), MAX_LOG)
+        slopes = {i: np.array([product, 0.0, 1.0, 0.0])}
+        slopes[j] = slopes.get(j, 0.0) + np.array([0.0, product, 0.0, 1.0])
+        variances = {token: self._faded(token) for token in slopes}
+        pulls = {token: variances[token] @ slope for token, slope in slopes.items()}
         p = float(self._pair_variance[pair])
-        p = min(p / self._keep, self._pair_start)
-        innovation = residual - float(self._effect[i, 0]) - float(self._effect[j, 1]) - float(self._pair_effect[pair])
-        total = vi + aj + p + (2.0 * ci if i == j else 0.0)
+        p += self._fade * p * (1.0 - p / self._pair_start)
+        innovation = float(seen - product - c - e - self._pair_effect[pair])
+        total = p + sum(float(pulls[token] @ slope) for token, slope in slopes.items())
         noise = self._noise / weight
         limit = OUTLIER_SD * math.sqrt(total + noise)
         if abs(innovation) > limit:
             if self._lasting(pair, innovation > 0.0):
                 self._forget(i, j, pair)
-                self._step(i, j, pair, residual, weight)
+                self._step(i, j, pair, expected, seen, weight)
                 return
             noise += (total + noise) * (abs(innovation) / limit - 1.0)  # a larger noise: the shift stays bounded
         else:
@@ -182,15 +189,29 @@ class LearnedKnowledge:
         gain = 1.0 / (total + noise)
         self._pair_effect[pair] += p * gain * innovation
         self._pair_variance[pair] = p - p * p * gain
-        if i == j:
-            v, a = vi + ci, ai + ci
-            self._effect[i] += (v * gain * innovation, a * gain * innovation)
-            self._variance[i] = (vi - v * v * gain, ci - v * a * gain, ai - a * a * gain)
-            return
-        self._effect[i] += (vi * gain * innovation, ci * gain * innovation)
-        self._effect[j] += (cj * gain * innovation, aj * gain * innovation)
-        self._variance[i] = (vi - vi * vi * gain, ci - vi * ci * gain, ai - ci * ci * gain)
-        self._variance[j] = (vj - cj * cj * gain, cj - cj * aj * gain, aj - aj * aj * gain)
+        for token, pull in pulls.items():
+            self._effect[token] += pull * (gain * innovation)
+            self._variance[token] = variances[token] - np.outer(pull, pull) * gain
+
+    def _believed(
+        self, prior: Floats, own: Floats, variance: Floats, victims: NDArray[np.intp], neighbours: NDArray[np.intp]
+    ) -> RateTable:
+        """Rates of these places, given the prior and what is known of the pairs themselves."""
+        z, _, c, _ = self._effect[victims].T
+        _, w, _, e = self._effect[neighbours].T
+        v, n = self._variance[victims], self._variance[neighbours]
+        product = np.minimum(prior * np.exp(np.minimum(z[:, None] + w, MAX_FACTOR)), MAX_LOG)
+        log = product + c[:, None] + e + own
+        variance = variance + v[:, 2, 2, None] + n[:, 3, 3] + product**2 * (v[:, 0, 0, None] + n[:, 1, 1])
+        variance = variance + 2.0 * product * (v[:, 0, 2, None] + n[:, 1, 3])
+        row, column = np.nonzero((victims[:, None] == neighbours) & (victims[:, None] >= 0))  # beside its own kind
+        if len(row):
+            at, same = product[row, column], v[row]
+            both = at**2 * same[:, 0, 1] + at * (same[:, 0, 3] + same[:, 1, 2]) + same[:, 2, 3]
+            variance[row, column] += 2.0 * both
+        sd = np.sqrt(np.maximum(variance, 0.0))
+        mean, low = np.exp(-np.maximum(log, 0.0)), np.exp(-np.maximum(log + self.pessimism * sd, 0.0))
+        return RateTable(np.clip(mean, MIN_RATE, 1.0), np.clip(low, MIN_RATE, 1.0))
 
     def _lasting(self, pair: int, slower: bool) -> bool:
         """Whether this outlier is one too many in the same direction to be an accident."""
@@ -203,41 +224,39 @@ class LearnedKnowledge:
         """The pair has changed: keep what is believed of it, but as uncertain as at the start."""
         self._surprises.pop(pair, None)
         self._pair_variance[pair] = self._pair_start
-        self._variance[[i, j]] = self._start
+        self._variance[[i, j]] = np.diag(self._start)
 
-    def _drifted(self, i: int) -> tuple[float, float, float]:
-        """The token's variances, a little wider than they were: jobs change, so old evidence fades."""
-        v, c, a = (float(value) for value in self._variance[i])
-        grow = 1.0 / self._keep
-        if v * grow > self._start[0] or a * grow > self._start[2]:
-            return v, c, a
-        return v * grow, c * grow, a * grow
+    def _faded(self, i: int) -> Floats:
+        """The token's variances when its old evidence counts a little less: jobs change.
+
+        Precision moves by the share `fade` from what it is to what it was at the start, here to first order.
+        """
+        variance = self._variance[i]
+        faded: Floats = variance + self._fade * (variance - (variance / self._start) @ variance)
+        return faded
 
     def _place(self, token: str) -> int:
         place = self._index.setdefault(token, len(self._index))
-        if place == len(self._effect):
-            grown = max(16, 2 * place)
-            self._effect = np.vstack([self._effect, np.zeros((grown - place, 2))])
-            self._variance = np.vstack([self._variance, np.tile(self._start, (grown - place, 1))])
+        if place + 1 == len(self._effect):
+            self._grow_tokens()
         return place
+
+    def _grow_tokens(self) -> None:
+        more = max(16, len(self._effect))
+        self._effect = np.concatenate([self._effect, np.zeros((more, 4))])
+        self._variance = np.concatenate([self._variance, np.tile(np.diag(self._start), (more, 1, 1))])
 
     def _pair(self, i: int, j: int) -> int:
         place = self._pairs.setdefault((i, j), len(self._pairs))
         if place == len(self._pair_effect):
-            more = max(16, 2 * place) - place
-            self._pair_index = np.vstack([self._pair_index, np.zeros((more, 2), dtype=np.intp)])
+            more = max(16, place)
             self._pair_effect = np.concatenate([self._pair_effect, np.zeros(more)])
             self._pair_variance = np.concatenate([self._pair_variance, np.full(more, self._pair_start)])
-        self._pair_index[place] = (i, j)
         return place
 
     def _places(self, tokens: Sequence[str]) -> NDArray[np.intp]:
         """Index of each token, -1 for one never seen."""
         return np.fromiter((self._index.get(token, -1) for token in tokens), dtype=np.intp, count=len(tokens))
-
-    def _padded(self) -> tuple[Floats, Floats]:
-        """Effects and variances with a last row, index -1, for tokens never seen."""
-        return np.vstack([self._effect, np.zeros((1, 2))]), np.vstack([self._variance, np.array([self._start])])
 
     def _seen_pairs(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Iterable[tuple[int, int, int]]:
         """(row, column, pair) of every asked pair that was itself observed."""
@@ -274,13 +293,13 @@ class RateView:
         self._at = {place: row for row, place in enumerate(self._places.tolist())}
         if len(self._at) < len(self.tokens):
             raise BadInput("a token twice in one view", "Give each token once.")
-        self._log = knowledge.prior.log_slowdown(self.tokens, self.tokens)  # with what is known of the pair itself
-        self._variance = np.full(self._log.shape, knowledge._pair_start)
-        self._prior = self._log.copy()
+        self._prior = knowledge.prior.log_slowdown(self.tokens, self.tokens)
+        self._own = np.zeros(self._prior.shape)  # what is known of the pair itself
+        self._variance = np.full(self._prior.shape, knowledge._pair_start)
         for row, column, pair in knowledge._seen_pairs(self._places, self._places):
-            self._log[row, column] += knowledge._pair_effect[pair]
+            self._own[row, column] = knowledge._pair_effect[pair]
             self._variance[row, column] = knowledge._pair_variance[pair]
-        self._mean, self._low = np.empty_like(self._log), np.empty_like(self._log)
+        self._mean, self._low = np.empty_like(self._prior), np.empty_like(self._prior)
         self._stale: set[int] = set(range(len(self.tokens)))
 
     @property
@@ -296,7 +315,7 @@ class RateView:
     def _touch(self, i: int, j: int, pair: int) -> None:
         row, column = self._at.get(i), self._at.get(j)
         if row is not None and column is not None:
-            self._log[row, column] = self._prior[row, column] + self._knowledge._pair_effect[pair]
+            self._own[row, column] = self._knowledge._pair_effect[pair]
             self._variance[row, column] = self._knowledge._pair_variance[pair]
         self._stale.update(at for at in (row, column) if at is not None)
 
@@ -312,18 +331,6 @@ class RateView:
         self._stale.clear()
 
     def _fill(self, rows: slice, columns: slice) -> None:
-        effect, spread = self._knowledge._effect, self._knowledge._variance
-        victims, neighbours = self._places[rows], self._places[columns]
-        log = self._log[rows, columns] + effect[victims, 0][:, None] + effect[neighbours, 1]
-        variance = self._variance[rows, columns] + spread[victims, 0][:, None] + spread[neighbours, 2]
-        same = victims[:, None] == neighbours
-        variance = np.where(same, variance + 2.0 * spread[victims, 1][:, None], variance)
-        table = _table(log, variance, self._knowledge.pessimism)
+        prior, own, variance = (table[rows, columns] for table in (self._prior, self._own, self._variance))
+        table = self._knowledge._believed(prior, own, variance, self._places[rows], self._places[columns])
         self._mean[rows, columns], self._low[rows, columns] = table.mean, table.low
-
-
-def _table(log: Floats, variance: Floats, pessimism: float) -> RateTable:
-    sd = np.sqrt(np.maximum(variance, 0.0))
-    mean = np.exp(-np.maximum(log, 0.0))
-    low = np.exp(-np.maximum(log + pessimism * sd, 0.0))
-    return RateTable(np.maximum(mean, MIN_RATE), np.maximum(low, MIN_RATE))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge.kb import KnowledgeBase
-from slurm_gpushare.knowledge.learning import Spread
+from slurm_gpushare.knowledge.learning import FlatPrior, Spread
 from slurm_gpushare.knowledge.rates import UNIT_SD
 
 Floats = NDArray[np.float64]
+
+FLOOR = 0.02
+"""No spread is believed to be smaller."""
 
 
 class CellPrior:
@@ -38,28 +42,24 @@ class CellPrior:
 
 
 def within_cells(base: KnowledgeBase, noise: float = UNIT_SD) -> Spread:
-    """How far victims, aggressors and pairs scatter about their cells, from the rates that the base was fitted on.
+    """How far tokens and pairs scatter about their cells, from the rates that the base was fitted on.
 
     Where the base keeps none, the spreads of the measured V100 pairs about their common mean.
     """
     if len(base.measured) < 20:
-        return Spread(0.132, 0.314, 0.114, noise, -0.58)
+        return replace(FlatPrior().spread, noise=noise)
     table = np.array(base.measured)
     victim, neighbour = table[:, 0].astype(np.intp), table[:, 1].astype(np.intp)
     cluster = np.array([member.cluster for member in base.members], dtype=np.intp)
     means = {(cell.victim, cell.neighbour): cell.mean for cell in base.cells}
     expected = np.array([means[v, n] for v, n in zip(cluster[victim], cluster[neighbour], strict=True)])
     rest = np.maximum(-np.log(np.minimum(table[:, 2], 1.0)), 0.0) - expected
-    count = len(base.members)
-    design = np.zeros((len(table), 2 * count))
-    design[np.arange(len(table)), victim] = 1.0
-    design[np.arange(len(table)), count + neighbour] = 1.0
-    ridge = np.vstack([design, 0.3 * np.eye(2 * count)])
-    effects = np.linalg.lstsq(ridge, np.concatenate([rest, np.zeros(2 * count)]), rcond=None)[0]
-    v, a = effects[:count], effects[count:]
-    left = rest - design @ effects
-    correlation = float(np.corrcoef(v, a)[0, 1]) if v.std() > 0.0 and a.std() > 0.0 else 0.0
-    floor = 0.02
-    return Spread(
-        max(float(v.std()), floor), max(float(a.std()), floor), max(float(left.std()), floor), noise, correlation * 0.9
-    )
+    rows, count = np.arange(len(table)), len(base.members)
+    design = np.zeros((len(table), 4, count))  # of the effects z, w, c, e of each member, where they are small
+    design[rows, 0, victim] = design[rows, 1, neighbour] = expected
+    design[rows, 2, victim] = design[rows, 3, neighbour] = 1.0
+    flat = design.reshape(len(table), -1)
+    ridge = np.vstack([flat, 0.3 * np.eye(4 * count)])
+    effects = np.linalg.lstsq(ridge, np.concatenate([rest, np.zeros(4 * count)]), rcond=None)[0]
+    z, w, c, e = np.maximum(effects.reshape(4, count).std(axis=1), FLOOR).tolist()
+    return Spread(z, w, c, e, max(float((rest - flat @ effects).std()), FLOOR), noise)

@@ -80,7 +80,9 @@ def test_observations_move_predictions(fitted: Path) -> None:
     after = predict(fitted, "--observed", fitted.parent / "o.csv")
     assert float(before["a", "c"]["rate_a"]) > 0.75
     assert float(after["a", "c"]["rate_a"]) < 0.6
-    a_beside_b, b_beside_a = (float(after["a", "b"][way]) - float(before["a", "b"][way]) for way in ("rate_a", "rate_b"))
+    a_beside_b, b_beside_a = (
+        float(after["a", "b"][way]) - float(before["a", "b"][way]) for way in ("rate_a", "rate_b")
+    )
     assert a_beside_b < -0.02, "a is sensitive"
     assert b_beside_a > 0.005, "and presses less than believed, which c has shown"
     assert float(after["c", "d"]["rate_b"]) < float(before["c", "d"]["rate_b"]) - 0.02, "c presses hard"

@@ -10,9 +10,13 @@ import pytest
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.learning import FlatPrior, LearnedKnowledge, Spread
 
+PRODUCT = {"sensitivity": 0.5, "pressure": 0.5, "offset": 0.1, "burden": 0.1, "pair": 0.05}
+
 
 def flat(**spread: float) -> FlatPrior:
-    return FlatPrior(0.4, Spread(**{"victim": 0.2, "aggressor": 0.3, "pair": 0.1, "noise": 0.05} | spread))
+    """By default a sum of effects, which can be worked out by hand; `PRODUCT` is the product."""
+    given = {"sensitivity": 0.0, "pressure": 0.0, "offset": 0.2, "burden": 0.3, "pair": 0.1, "noise": 0.05} | spread
+    return FlatPrior(0.4, Spread(**given))
 
 
 def rate(knowledge: LearnedKnowledge, victim: str, neighbour: str) -> float:
@@ -37,10 +41,40 @@ def test_first_step_is_the_exact_posterior_mean() -> None:
     assert rate(knowledge, "b", "a") == pytest.approx(math.exp(-0.4))
 
 
-def test_correlated_effects_tell_of_the_other_direction() -> None:
-    knowledge = LearnedKnowledge(flat(correlation=-0.6))
-    knowledge.observe("a", "b", math.exp(-0.8))
-    assert rate(knowledge, "b", "x") > math.exp(-0.4), "who presses hard is less sensitive"
+def test_a_sensitive_token_is_more_so_beside_who_presses_harder() -> None:
+    knowledge = LearnedKnowledge(flat(**PRODUCT))
+    for _ in range(10):
+        for victim in ("x", "y"):
+            knowledge.observe(victim, "heavy", math.exp(-0.8))
+            knowledge.observe(victim, "light", math.exp(-0.2))
+        knowledge.observe("sensitive", "light", math.exp(-0.4))
+    slower = -math.log(rate(knowledge, "sensitive", "heavy")) + math.log(rate(knowledge, "x", "heavy"))
+    assert slower > 1.5 * (0.4 - 0.2)
+
+
+def test_products_are_learned_from_fewer_pairs_than_by_sums() -> None:
+    rng = np.random.default_rng(4)
+    names = [f"t{i}" for i in range(12)]
+    log = 0.35 * np.outer(np.exp(rng.normal(0, 0.6, 12)), np.exp(rng.normal(0, 0.6, 12)))
+    seen = rng.random((12, 12)) < 0.5
+    left = []
+    for spread in (PRODUCT, {"offset": 0.3, "burden": 0.3}):
+        knowledge = LearnedKnowledge(flat(**spread))
+        for i, j in rng.permutation(np.argwhere(seen)):
+            knowledge.observe(names[i], names[j], math.exp(-log[i, j]))
+        error = -np.log(knowledge.rates(names, names).mean) - log
+        left.append(float(np.sqrt(np.mean(error[~seen] ** 2))))
+    assert left[0] < 0.7 * left[1]
+
+
+def test_effects_are_told_in_log_slow_down_beside_the_typical() -> None:
+    knowledge = LearnedKnowledge(flat(**PRODUCT))
+    for number in range(40):
+        knowledge.observe("a", f"t{number}", math.exp(-0.6))
+    found = {effect.token: effect for effect in knowledge.effects()}
+    assert 0.1 < found["a"].victim <= 0.2
+    assert found["a"].victim_sd < 0.1 < found["a"].aggressor_sd
+    assert found["a"].aggressor == 0.0
 
 
 def test_intervals_narrow_with_evidence_and_noise_counts() -> None:
@@ -68,6 +102,19 @@ def test_lasting_change_is_followed() -> None:
     assert rate(knowledge, "a", "b") == pytest.approx(0.5, abs=0.05)
 
 
+def test_old_evidence_fades_without_a_surprise() -> None:
+    """A change too small to stand out is followed all the same, as fast after a long history as after a short one."""
+    found = []
+    for before in (500, 5000):
+        knowledge = LearnedKnowledge(flat(**PRODUCT), half_life=50)
+        for _ in range(before):
+            knowledge.observe("a", "b", 0.8)
+        for _ in range(100):
+            knowledge.observe("a", "b", 0.75)
+        found.append(rate(knowledge, "a", "b"))
+    assert found == pytest.approx([0.76, 0.76], abs=0.01)
+
+
 def test_true_rates_of_many_pairs_are_found() -> None:
     rng = np.random.default_rng(3)
     names = [f"t{i}" for i in range(8)]
@@ -82,7 +129,7 @@ def test_true_rates_of_many_pairs_are_found() -> None:
 def test_view_always_equals_rates() -> None:
     rng = np.random.default_rng(5)
     names = [f"t{i}" for i in range(12)]
-    knowledge = LearnedKnowledge(flat(correlation=-0.5))
+    knowledge = LearnedKnowledge(flat(**PRODUCT))
     knowledge.observe("t1", "t2", 0.7)
     view = knowledge.view(names)
     for step in range(60):
