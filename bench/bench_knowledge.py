@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -30,6 +30,8 @@ Floats = NDArray[np.float64]
 
 BATCHES = 150
 BATCH = 20
+DRAWS = 3
+"""So many ways of choosing which pairings were observed; scores are their mean, with the standard deviation."""
 NO_SAVING = 0.5
 """The rate of pairs that do not fit together: they run one after the other and save nothing."""
 
@@ -159,10 +161,10 @@ def leave_groups_out(profiles: Profiles, pairs: Pairs, out: int, say: Callable[[
             "kb, cold": cold.mean,
         }
         for count in (5, 10) if out > 1 else ():
-            drawn = partners(new.names, count, np.random.default_rng([number, count]))
-            tables[f"kb, {count} observed pairings a job"] = base.predict(
-                new, among(hidden, set(new.names), drawn)
-            ).mean
+            for draw in range(DRAWS):
+                drawn = partners(new.names, count, np.random.default_rng([number, count, draw]))
+                told = among(hidden, set(new.names), drawn)
+                tables[f"kb, {count} observed pairings a job#{draw}"] = base.predict(new, told).mean
         weights = {
             "product of GPU utilisations": -np.outer(busy, busy),
             "product of memory accesses": -np.outer(access, access),
@@ -171,12 +173,20 @@ def leave_groups_out(profiles: Profiles, pairs: Pairs, out: int, say: Callable[[
             gained.setdefault(name, []).append(contest.outcome(weight) - contest.random)
     say(f"{out} of {len(set(profiles.groups))} families held back, {len(held_back)} ways: share of the way to oracle")
     say(f"{'':36s} {'PS':>6s} {'ISD':>6s}")
+    shares: dict[str, list[Floats]] = {}
     for name, found in gained.items():
-        ps, isd = np.sum(found, axis=0) / np.sum(possible, axis=0)
-        say(f"{name:36s} {ps:6.2f} {isd:6.2f}")
+        shares.setdefault(name.partition("#")[0], []).append(np.sum(found, axis=0) / np.sum(possible, axis=0))
+    for name, draws in shares.items():
+        say(f"{name:36s} {scored(draws)}")
     say(f"true rates above the cold predictions' low end: {np.mean(covered):.3f} (meant: 0.900)")
     if out > 1:
         say("observed: each job draws half as many partners at random as it is then seen with; both rates are told")
+
+
+def scored(draws: Sequence[Floats]) -> str:
+    """The mean score over draws, PS and ISD, and how far draws differ where there are several."""
+    (ps, isd), (ps_sd, isd_sd) = np.mean(draws, axis=0), np.std(draws, axis=0)
+    return f"{ps:6.2f} {isd:6.2f}" + (f"   +- {ps_sd:.2f} {isd_sd:.2f}" if len(draws) > 1 else "")
 
 
 def v100_structure(pairs: Pairs, say: Callable[[str], None]) -> None:
@@ -202,7 +212,8 @@ def v100_structure(pairs: Pairs, say: Callable[[str], None]) -> None:
 def v100_observed(profiles: Profiles, pairs: Pairs, say: Callable[[str], None]) -> None:
     """`kb predict` on V100 jobs of held-back families, where nothing but observed pairings can tell."""
     families = list(combinations(sorted(set(profiles.groups)), 3))
-    gained: dict[int, list[Floats]] = {0: [], 5: [], 10: []}
+    ways = [(0, 0), *((count, draw) for count in (5, 10) for draw in range(DRAWS))]
+    gained: dict[tuple[int, int], list[Floats]] = {way: [] for way in ways}
     possible = []
     for number, held in enumerate(families[:: len(families) // 6]):
         old = profiles.take([at for at, group in enumerate(profiles.groups) if group not in held])
@@ -213,15 +224,15 @@ def v100_observed(profiles: Profiles, pairs: Pairs, say: Callable[[str], None]) 
         contest = Contest(np.where(fits, rates, NO_SAVING), BATCHES // 6, seed=number)
         possible.append(contest.oracle - contest.random)
         base = fit(old, among(pairs, set(old.names)))
-        for count, found in gained.items():
-            drawn = partners(new.names, count, np.random.default_rng([number, count]))
+        for (count, draw), found in gained.items():
+            drawn = partners(new.names, count, np.random.default_rng([number, count, draw]))
             table = base.predict(new, among(hidden, set(new.names), drawn)).mean if count else base.predict(new).mean
             table = np.where(fits, table, NO_SAVING)
             found.append(contest.outcome(packing_saving_pct(table, table.T)) - contest.random)
     say("V100, 3 families held back, no telemetry: share of the way to oracle (PS, ISD)")
-    for count, found in gained.items():
-        ps, isd = np.sum(found, axis=0) / np.sum(possible, axis=0)
-        say(f"kb, {count:2d} observed pairings a job         {ps:6.2f} {isd:6.2f}")
+    for count in (0, 5, 10):
+        draws = [np.sum(gained[way], axis=0) / np.sum(possible, axis=0) for way in ways if way[0] == count]
+        say(f"kb, {count:2d} observed pairings a job         {scored(draws)}")
 
 
 def v100_learning(pairs: Pairs, say: Callable[[str], None]) -> None:
