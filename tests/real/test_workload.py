@@ -68,9 +68,8 @@ def test_pairs_can_be_measured_on_purpose(testbed: Testbed) -> None:
     rates = {}
     for a, b, rate_a, rate_b in zip(found.profile_a, found.profile_b, found.rate_a, found.rate_b, strict=True):
         rates[a, b], rates[b, a] = float(rate_a), float(rate_b)
-    # Starting Python takes time too, alone and together: hence the wide bounds.
-    assert 0.35 < rates[tokens["small"], tokens["large"]] < 0.6
-    assert 0.75 < rates[tokens["large"], tokens["small"]] < 0.95
+    # Starting Python takes time too, and how long depends on the machine: only who suffers more is certain.
+    assert rates[tokens["small"], tokens["large"]] < min(0.8, rates[tokens["large"], tokens["small"]])
 
 
 def test_a_requeued_job_goes_on_where_it_was_on_another_node(testbed: Testbed) -> None:
