@@ -83,6 +83,7 @@ def test_observed_pairs_come_back() -> None:
     assert predicted == pytest.approx(rates, abs=0.02)
 
 
+@pytest.mark.slow
 def test_nine_of_ten_true_rates_lie_above_the_low_end() -> None:
     rates, low = [], []
     for seed in range(12):

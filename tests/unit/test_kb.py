@@ -178,6 +178,7 @@ def test_shipped_knowledge_says_where_it_comes_from() -> None:
     assert "ISD % of each cluster" in run("show")
 
 
+@pytest.mark.slow
 def test_shipped_files_are_what_the_commands_make(data_dir: Path, tmp_path: Path) -> None:
     run("fit", "--pairs", data_dir / "v100_pairs.csv", "--out", tmp_path / "kb.json")
     made, shipped = KnowledgeBase.load(tmp_path / "kb.json"), default_kb()

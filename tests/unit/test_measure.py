@@ -34,6 +34,7 @@ def test_least_known_pairs_come_first() -> None:
     assert set(order[:3]) == {("c", "c"), ("a", "c"), ("b", "c")}
 
 
+@pytest.mark.slow
 def test_commands_are_run_and_rates_written(tmp_path: Path) -> None:
     (tmp_path / "w.csv").write_text("token,command\ngs-a,sleep 0.4\ngs-b,sleep 0.5\n")
     command = ["measure", str(tmp_path / "w.csv"), "--pairs", "9", "--out", str(tmp_path / "pairs.csv")]
@@ -68,6 +69,7 @@ def test_a_command_that_fails_alone_stops_the_measurement(tmp_path: Path) -> Non
     assert not (tmp_path / "p.csv").exists()
 
 
+@pytest.mark.slow
 def test_two_that_fail_only_together_are_a_finding(tmp_path: Path) -> None:
     (tmp_path / "alone.sh").write_text("mkdir $1 && sleep 1 && rmdir $1\n")  # as with memory that suffices for one
     (tmp_path / "w.csv").write_text(

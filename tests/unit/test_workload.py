@@ -116,6 +116,7 @@ def test_an_exclusive_card_turns_the_second_job_away(emulated_node: EmulatedNode
     first.communicate()
 
 
+@pytest.mark.slow
 def test_a_stopped_job_resumes_from_its_checkpoint(emulated_node: EmulatedNode, tmp_path: Path) -> None:
     saved = tmp_path / "progress"
     options = ("--work-s", "2", "--epochs", "40", "--checkpoint", str(saved))
@@ -160,6 +161,7 @@ def test_the_end_of_the_first_epoch_touches_the_epoch_file(emulated_node: Emulat
     job.communicate()
 
 
+@pytest.mark.slow
 def test_suspended_time_is_not_worked(emulated_node: EmulatedNode) -> None:
     job = emulated_node.job("--work-s", "2", "--epochs", "20")
     assert job.stdout is not None
