@@ -6,7 +6,7 @@ import subprocess
 
 from slurm_gpushare.testbed.cluster import Testbed
 from slurm_gpushare.testbed.jobs import show, submit, wait_for
-from slurm_gpushare.testbed.processes import start_ticks
+from slurm_gpushare.testbed.processes import start_ticks, wait_until
 from slurm_gpushare.testbed.reset import reset
 
 SHARED = ("--gres=shard:v100_0:1", "--nodelist=gpu0")
@@ -61,7 +61,7 @@ def test_files_and_processes_of_the_last_test_are_gone(testbed: Testbed) -> None
     record.touch()
     argv, env = testbed.command(["sleep", "1000"])
     left = subprocess.Popen(argv, env=env, cwd="/")
-    assert left.pid in testbed.strays()
+    assert wait_until(lambda: left.pid in testbed.strays(), 30)  # it has no environment yet while it is being made
     reset(testbed)
     assert not record.exists()
     assert start_ticks(left.pid) is None

@@ -86,7 +86,7 @@ def test_a_start_that_was_killed_is_cleaned_up_by_down(spare: Spare, moment: str
     assert wait_until((spare.layout.run / moment).exists, 120)
     up.send_signal(signal.SIGKILL)
     up.wait()
-    assert marked_pids(spare.dir)
+    assert wait_until(lambda: bool(marked_pids(spare.dir)), 30)
     assert command(spare, "status").returncode == 3
     assert command(spare, "down", "--purge").returncode == 0
     assert nothing_left(spare)
