@@ -227,7 +227,7 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
 
 
 def _known() -> LearnedKnowledge:
-    """What the store has learned; what we ship, where there is no store to read."""
+    """What the store has learned; nothing yet, where there is no store to read."""
     from slurm_gpushare.config import load_config
     from slurm_gpushare.coschedule.learn import Learner
     from slurm_gpushare.knowledge.learning import LearnedKnowledge

@@ -2,110 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
+from plan_scenes import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
 
 from slurm_gpushare.coschedule.lately import Lately
-from slurm_gpushare.coschedule.plan import plan
-from slurm_gpushare.coschedule.settings import PolicySettings
 from slurm_gpushare.coschedule.snapshot import (
     DurationSource,
-    Gpu,
     How,
     Node,
-    Occupant,
-    PendingJob,
-    Placement,
     Plan,
     Snapshot,
 )
-from slurm_gpushare.knowledge.rates import RateTable
-
-NOW = 1_000_000.0
-SETTINGS = PolicySettings()
-
-
-class Flat:
-    """Every rate is the same; `low` is the pessimistic end."""
-
-    def __init__(self, mean: float = 0.8, low: float | None = None) -> None:
-        self.mean, self.low = mean, mean if low is None else low
-
-    def rates(self, victims: Sequence[str], neighbours: Sequence[str]) -> RateTable:
-        shape = (len(victims), len(neighbours))
-        return RateTable(np.full(shape, self.mean), np.full(shape, self.low))
-
-    def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None:
-        raise AssertionError("the plan never learns")
-
-
-def running(job_id: str = "r", **changes: Any) -> Occupant:
-    """A resident of 10 000 s that has run for 1000."""
-    usual = Occupant(
-        job_id,
-        "gs-r",
-        cluster=2,
-        user="ann",
-        account="physics",
-        mem_used_mib=8000,
-        start_s=NOW - 1000,
-        limit_s=30_000,
-        expected_s=10_000,
-        expected_source=DurationSource.HISTORY,
-    )
-    return replace(usual, **changes)
-
-
-def pending(job_id: str = "p", **changes: Any) -> PendingJob:
-    """A short job that fits everywhere."""
-    usual = PendingJob(
-        job_id,
-        "gs-p",
-        cluster=0,
-        user="bob",
-        account="biology",
-        mem_used_mib=4000,
-        cpus=4,
-        node_mem_mib=1000,
-        limit_s=600,
-        expected_s=300,
-        expected_source=DurationSource.HISTORY,
-        eligible_s=NOW - 60,
-    )
-    return replace(usual, **changes)
-
-
-def card(*occupants: Occupant, node: str = "n1", index: int = 0, **changes: Any) -> Gpu:
-    return replace(Gpu(node, index, "v100", 16_000, occupants=tuple(occupants)), **changes)
-
-
-def decide(
-    gpus: Sequence[Gpu],
-    jobs: Sequence[PendingJob],
-    nodes: Sequence[Node] = (Node("n1", 32, 100_000),),
-    knowledge: Flat | None = None,
-    settings: PolicySettings = SETTINGS,
-    **changes: Any,
-) -> Plan:
-    snapshot = Snapshot(NOW, tuple(gpus), {node.name: node for node in nodes}, tuple(jobs), mean_duration_s=2000.0)
-    return plan(replace(snapshot, **changes), knowledge or Flat(), settings)
-
-
-def places(got: Plan) -> dict[str, tuple[str, int, How]]:
-    return {p.job_id: (p.node, p.index, p.how) for p in got.placements}
-
-
-def only(got: Plan) -> Placement:
-    assert len(got.placements) == 1, got
-    return got.placements[0]
-
-
-BESIDE_RESIDENT = {"p": ("n1", 0, How.BESIDE)}
-NOWHERE: dict[str, tuple[str, int, How]] = {}
 
 
 def test_an_idle_card_is_taken_before_anything_is_shared() -> None:
@@ -357,77 +267,3 @@ def test_a_long_job_that_stays_counts_once_among_the_jobs_of_late() -> None:
         mean_s = lately.mean_s(look(float(short)), 0.5)
     assert mean_s is not None
     assert mean_s < 300
-
-
-LATE = replace(running(), expected_s=1200.0, joined=True)
-"""A former guest with 200 s to go: at a rate of 0.8 they take 250 s, 50 more, and 50 s of a neighbour's work."""
-LONG = pending(expected_s=9000, limit_s=20_000)
-"""Too long for a guest."""
-SUCCEEDS = {"p": ("n1", 0, How.SUCCEEDS)}
-
-
-def test_the_head_of_the_queue_takes_over_a_card_that_ends_soon() -> None:
-    placement = only(decide([card(LATE)], [LONG]))
-    assert (placement.how, placement.partner_job_id) == (How.SUCCEEDS, "r")
-    reasons = placement.reasons
-    assert reasons.wait_s == pytest.approx(200)
-    assert reasons.shared_s == pytest.approx(250)
-    assert reasons.guest_isd_pct == pytest.approx(100 * 50 / 9000)
-    assert reasons.resident_isd_pct == pytest.approx(100 * 50 / 1200)
-    assert reasons.resident_budget_pct == 50
-    assert reasons.gain_s == pytest.approx(200 - 50 - 50)
-
-
-def test_a_card_is_taken_over_only_if_both_together_end_sooner() -> None:
-    assert places(decide([card(LATE)], [LONG], knowledge=Flat(0.7))) == SUCCEEDS  # they lose 86 s each, of 200
-    assert places(decide([card(LATE)], [LONG], knowledge=Flat(0.6))) == NOWHERE  # 133 s each
-
-
-def test_a_successor_is_promised_what_a_resident_is() -> None:
-    """At worst they share for 400 s and it loses 200: a quarter of 800 s."""
-    unsure = Flat(0.8, low=0.5)
-    for expected_s, where in ((790, NOWHERE), (810, SUCCEEDS)):
-        assert places(decide([card(LATE)], [replace(LONG, expected_s=expected_s)], knowledge=unsure)) == where
-    for max_isd_pct, where in ((2, NOWHERE), (3, SUCCEEDS)):  # 200 s of 9000 are 2.2 %
-        job = replace(LONG, max_isd_pct=max_isd_pct)
-        assert places(decide([card(LATE)], [job], knowledge=unsure)) == where
-
-
-@pytest.mark.parametrize(("lost_s", "where"), [(245, SUCCEEDS), (255, NOWHERE)])
-def test_a_successor_keeps_the_promise_of_who_is_there(lost_s: float, where: dict[str, tuple[str, int, How]]) -> None:
-    """A resident of 1200 s may lose 300; the successor costs it 50. A guest may lose 600."""
-    resident = replace(LATE, joined=False, lost_s=lost_s, start_s=NOW - 1000 - lost_s)
-    assert places(decide([card(resident)], [LONG])) == where
-    assert places(decide([card(replace(resident, joined=True))], [LONG])) == SUCCEEDS
-
-
-def test_a_successor_and_who_is_there_stay_within_their_limits() -> None:
-    extending = replace(SETTINGS, extend_time_limit=True)
-    for occupant, job in (
-        (LATE, replace(LONG, limit_s=9500)),  # 9050 s, of 9025
-        (replace(LATE, limit_s=1260), LONG),  # 250 s, of 247
-    ):
-        assert places(decide([card(occupant)], [job])) == NOWHERE
-        assert places(decide([card(occupant)], [job], settings=extending)) == SUCCEEDS
-    assert places(decide([card(replace(LATE, limit_s=1265))], [replace(LONG, limit_s=9530)])) == SUCCEEDS
-
-
-def test_no_card_is_taken_over_past_a_job_of_higher_priority_that_could_have_it() -> None:
-    large = pending("large", expected_s=9000, limit_s=20_000, mem_used_mib=12_000)
-    assert places(decide([card(LATE)], [large, LONG])) == NOWHERE
-    assert places(decide([card(LATE)], [LONG, large])) == SUCCEEDS
-    assert places(decide([card(LATE)], [pending("other", token=None), LONG])) == NOWHERE
-    elsewhere = replace(large, partitions=frozenset(["other"]))
-    assert places(decide([card(LATE)], [elsewhere, LONG])) == SUCCEEDS
-
-
-def test_successors_choose_in_priority_order_the_card_that_is_free_first() -> None:
-    sooner = replace(LATE, job_id="sooner", expected_s=1100.0)
-    jobs = [replace(LONG, job_id=name) for name in "abc"]
-    got = decide([card(LATE), card(sooner, index=1)], jobs)
-    assert places(got) == {"a": ("n1", 1, How.SUCCEEDS), "b": ("n1", 0, How.SUCCEEDS)}
-
-
-def test_a_card_whose_sharer_stays_long_is_not_taken_over() -> None:
-    assert places(decide([card(running(expected_s=6900))], [LONG])) == SUCCEEDS
-    assert places(decide([card(running(expected_s=7100))], [LONG])) == NOWHERE
