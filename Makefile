@@ -3,8 +3,11 @@ PY := .venv/bin/python
 # The tests have jobs of ordinary users, who must be able to read this checkout.
 READABLE := scripts/readable.sh
 export OMP_NUM_THREADS := 1
+# Pairs with measured telemetry, where they are: only with these do figures of workloads not seen before mean something.
+DATA := $(abspath $(or $(GPUSHARE_DATA),../shared/data))
+PAPER_DATA := $(if $(wildcard $(DATA)/rtx3090_pairs.csv),--pairs $(DATA)/rtx3090_pairs.csv --profiles $(DATA)/rtx3090_profiles.csv)
 
-.PHONY: help demo test check lint test-versions paper bench reference setup clean
+.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix dist test-packages afternoon reference setup clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -12,8 +15,8 @@ help: ## show this list
 setup: ## install Debian packages, .venv and this package
 	@scripts/setup.sh
 
-demo: setup ## the same jobs alone, sharing blindly, and placed by the helper, on a throw-away Slurm
-	@$(PY) -m slurm_gpushare demo
+demo: setup ## workloads that nobody knows, measured, then placed by the helper, on a throw-away Slurm
+	@$(READABLE) $(PY) -m slurm_gpushare demo
 
 lint: setup ## ruff and mypy --strict
 	$(PY) -m ruff check .
@@ -21,19 +24,46 @@ lint: setup ## ruff and mypy --strict
 	$(PY) -m mypy
 
 check: lint ## lint, types and unit tests: for daily work, under a minute
-	$(READABLE) $(PY) -m pytest -q tests/unit -m "not slow"
+	$(READABLE) $(PY) -m pytest -q -n auto tests/unit -m "not slow"
 
+# Unit tests share the cores. Those with daemons mostly wait: two testbeds at once. Those that race against a clock come last, by themselves.
 test: lint ## all tests, on a real Slurm
-	$(READABLE) $(PY) -m pytest -q tests
+	$(READABLE) $(PY) -m pytest -q -n auto tests/unit
+	$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests --ignore tests/unit -m "not alone and not full"
+	$(READABLE) $(PY) -m pytest -q tests/real -m alone
 
 test-versions: setup ## the real-Slurm tests on Slurm 22.05, 24.11 and 26.05
 	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/real --slurm $$suite || exit 1; done
 
-paper: setup ## the paper's experiment: 24 jobs under five policies; table and picture in out/paper
-	@$(PY) -m slurm_gpushare demo --policies all --seconds 15 --out out/paper
+abuse: setup ## what hostile users may try, as a table, on Slurm 22.05, 24.11 and 26.05
+	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/abuse --slurm $$suite || exit 1; done
+
+chaos: setup ## real faults while 200 jobs of several users come and go on Slurm 24.11; table, and out/chaos.json
+	@$(READABLE) $(PY) -m slurm_gpushare.testbed.chaos
+
+soak: setup ## ten minutes of jobs at full speed: memory, files and threads must level off; out/soak.json
+	@$(READABLE) $(PY) -m slurm_gpushare.testbed.chaos --soak 10 --every 1.5 --out out/soak.json
+
+paper: setup ## the paper's experiment over five seeds, cold and again; table and picture in out/paper
+	@$(READABLE) $(PY) -m slurm_gpushare demo --policies all --jobs 24 --seconds 8 --seeds 5 --out out/paper $(PAPER_DATA)
 
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench
+
+matrix: setup ## every way to ask for GPUs, without us, with us, and with us broken; tables in out/matrix
+	for suite in bookworm trixie forky; do $(READABLE) $(PY) scripts/request_matrix.py $$suite out/matrix/$$suite.md || exit 1; done
+
+dist: setup ## the wheel, Debian packages and RPMs, in dist/
+	$(PY) packaging/build.py
+
+test-packages: setup ## the packages of dist/ in clean Debians 12 and 13: installed, upgraded, purged
+	[ -e dist/slurm-gpushare_*.deb -a -e dist/slurm-gpushare-controller-*.rpm ] || $(PY) packaging/build.py
+	for suite in bookworm trixie; do packaging/try_packages.sh $$suite dist || exit 1; done
+	packaging/try_rpms.sh dist
+
+afternoon: setup ## an administrator's afternoon on a throw-away Slurm: install, roll out, share, upgrade, roll back
+	[ -e dist/slurm-gpushare_*.deb ] || $(PY) packaging/build.py deb
+	$(READABLE) $(PY) scripts/afternoon.py dist
 
 reference: setup ## write the man pages and the reference pages from the code
 	$(PY) scripts/make_reference.py

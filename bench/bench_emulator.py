@@ -49,7 +49,7 @@ def main(out: Path) -> None:
         library = build_library(Path(scratch) / "lib")
         env = {**os.environ, "GPUSHARE_EMU_DIR": str(emu), "GPUSHARE_EMU_NODE": NODE}
         env.pop("SLURMD_NODENAME", None)
-        command = [sys.executable, "-m", "slurm_gpushare.testbed.workload", "--work-s", "600", "--epochs", "100"]
+        command = [sys.executable, "-m", "slurm_gpushare.testbed.job.workload", "--work-s", "600", "--epochs", "100"]
         jobs = [
             psutil.Popen(
                 command, env={**env, "CUDA_VISIBLE_DEVICES": str(index % GPUS)}, stdout=subprocess.PIPE, text=True

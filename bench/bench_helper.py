@@ -1,7 +1,7 @@
-"""The helper: requests a tick, and memory after a day of ticks.
+"""The helper: how long a tick of a large site takes; requests a tick, and memory after a day of ticks.
 
-Slurm is played back from a queue made up here (a real one would take a day), everything else is the real helper:
-parsers, snapshot, plan, changes, store.
+Slurm is played back (`large_site`, and here a queue that moves: a real one would take a day), everything else is the
+real helper: parsers, snapshot, plan, changes, store.
 """
 
 from __future__ import annotations
@@ -10,50 +10,51 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.large_site import Size, play, token
 from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.helper import Helper
-from slurm_gpushare.coschedule.learn import Learner
+from slurm_gpushare.coschedule.pairs.learner import Learner
+from slurm_gpushare.coschedule.tick import Helper
 from slurm_gpushare.slurm import nodes, queue
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.known import KnownProfile, enter_profiles
+from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 
 TICK_S = 5.0
 DAY_S = 86_400.0
 NODES, GPUS, JOBS = 8, 4, 200
-LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
-
-
-def token(number: int) -> str:
-    return "gs-" + "".join(LETTERS[(number >> shift) % 32] for shift in range(0, 100, 5))
+LARGE = (Size(pending=10_000, gpus=2_500, pairs=2_000), Size(pending=50_000, gpus=2_500, pairs=2_000))
+TICKS_OF_LARGE = 7
 
 
 class PlayedSlurm:
     """A queue in which jobs come, start where they are sent, and end; answers as squeue and sinfo print them."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = JOBS) -> None:
+        self.length = length
         self.now_s = 1_800_000_000.0
         self.next_id = 1
         self.jobs: dict[int, dict[str, str]] = {}
         self.requests = 0
 
-    def run(self, argv: Sequence[str]) -> str:
+    def run(self, argv: Sequence[str], settings: Mapping[str, str] | None = None) -> str:
         if argv[:2] == ["sinfo", "--version"]:
             return "slurm 24.11.5"
         self.requests += 1
         if argv[0] == "squeue":
-            return self._table(argv, queue.COLUMNS, self.jobs.values())
+            wanted = {key for item in argv if item.startswith("--jobs=") for key in item.partition("=")[2].split(",")}
+            rows = [job for job in self.jobs.values() if not wanted or job["jobarrayid"] in wanted]
+            return self._table((settings or {})["SQUEUE_FORMAT2"], queue.COLUMNS, rows)
         if argv[0] == "sinfo":
-            return self._table(argv, nodes.COLUMNS, [self._node(number) for number in range(NODES)])
+            return self._table(argv[-1], nodes.COLUMNS, [self._node(number) for number in range(NODES)])
         if argv[:2] == ["scontrol", "update"]:
             self._update(dict(item.split("=", 1) for item in argv[2:]))
         return ""
 
-    def _table(self, argv: Sequence[str], columns: Sequence[str], rows: object) -> str:
-        delimiter = "~" + argv[-1].split("~")[1] + "~"
+    def _table(self, form: str, columns: Sequence[str], rows: object) -> str:
+        delimiter = "~" + form.split("~")[1] + "~"
         return "".join("".join(f"{row.get(column, '')}{delimiter}" for column in columns) + "\n" for row in rows)  # type: ignore[attr-defined]
 
     def _node(self, number: int) -> dict[str, str]:
@@ -91,7 +92,7 @@ class PlayedSlurm:
                 length = 60 + 37 * number % 1800
                 job |= {"state": "RUNNING", "nodelist": job["reqnodes"], "reason": "None",
                         "starttime": str(int(self.now_s)), "endtime": str(int(self.now_s) + length)}  # fmt: skip
-        while len(self.jobs) < JOBS:
+        while len(self.jobs) < self.length:
             self._submit()
 
     def _submit(self) -> None:
@@ -109,6 +110,16 @@ class PlayedSlurm:
 
 
 def main(out: Path) -> None:
+    result, large = _day(), []
+    for size in LARGE:
+        large.append(play(size, TICKS_OF_LARGE))
+        print(json.dumps(large[-1]), flush=True)
+    print(json.dumps(result, indent=1))
+    (out / "helper.json").write_text(json.dumps(result | {"large": large}, indent=1) + "\n")
+
+
+def _day() -> dict[str, object]:
+    """A day of ticks."""
     played = PlayedSlurm()
     with tempfile.TemporaryDirectory() as directory:
         config = parse_config(f"Partitions=gpu\nGpusPerNode={GPUS}\nStoreUrl=sqlite:///{directory}/store.sqlite\n")
@@ -134,13 +145,11 @@ def main(out: Path) -> None:
                 if number % (ticks // 24) == 0:
                     print(f"hour {number * 24 // ticks:2}: {_rss_mib():.0f} MiB, {report.pairs} pairs", flush=True)
             took_s = time.perf_counter() - begun
-    result = {
+    return {
         "ticks": ticks, "jobs_in_queue": JOBS, "jobs_seen": played.next_id, "most_pairs": pairs,
         "questions_a_tick_most": max(reads), "questions_a_tick_mean": round(sum(reads) / len(reads), 2),
         "ms_a_tick": round(1000 * took_s / ticks, 1), "memory_mib": round(_rss_mib()),
     }  # fmt: skip
-    print(json.dumps(result, indent=1))
-    (out / "helper.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _rss_mib() -> float:

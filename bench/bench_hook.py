@@ -1,6 +1,7 @@
 """What the hook costs slurmctld: mean time of one submission, from sdiag, beside no plugin and an empty script.
 
-Then 2,000 submissions from 8 clients at once: none may be lost.
+Beside it the same for hostile jobs, whose constraint is 120 kB of parentheses. Then 2,000 submissions from 8 clients at
+once: none may be lost.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.confs import with_keys
-from slurm_gpushare.testbed.layout import Shape
+from slurm_gpushare.testbed.slurm.configuration import with_keys
+from slurm_gpushare.testbed.slurm.layout import Shape
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 USER = "games"
 TOKEN = "gs-" + "k" * 20
@@ -41,6 +42,17 @@ while [ $i -lt {count} ]; do
 done
 """
 
+# A constraint of 120 kB, which Slurm refuses, but only after the hook.
+HOSTILE_LOOP = """
+nasty=$(head -c 120000 /dev/zero | tr '\\0' '(')
+i=0
+while [ $i -lt {count} ]; do
+  sbatch -Q -H -o /dev/null --comment=gpushare:{token} --gres=gpu:v100:1 -C "$nasty" job.sh 2>/dev/null
+  i=$((i+1))
+done
+"""
+HOSTILE_BLOCK = 20
+
 
 def main(out: Path) -> None:
     with fresh(plugin=False) as testbed:
@@ -53,9 +65,13 @@ def main(out: Path) -> None:
     growth = means_ms["hook, 1 M workloads"] / means_ms["hook, 1 k workloads"]
     print(f"the hook adds {added_ms:.3f} ms to the empty script (limit {LIMIT_MS}); 1 M / 1 k workloads: {growth:.2f}")
     with fresh() as testbed:
+        hostile_ms = hostile(testbed)
+    for name, ms in hostile_ms.items():
+        print(f"{name + ', hostile':22} {ms:7.3f} ms a submission, mean of {HOSTILE_BLOCK * ROUNDS}", flush=True)
+    with fresh() as testbed:
         lost, wall_s, tagged = concurrent(testbed)
     print(f"{SUBMISSIONS} submissions from {CLIENTS} clients at once: {lost} lost, {tagged} tagged, {wall_s:.0f} s")
-    result = {"mean_ms": means_ms, "added_ms": added_ms, "growth": growth}
+    result = {"mean_ms": means_ms, "hostile_ms": hostile_ms, "added_ms": added_ms, "growth": growth}
     result |= {"lost": lost, "tagged": tagged, "wall_s": wall_s, "load_average": os.getloadavg()[1]}
     (out / "hook.json").write_text(json.dumps(result, indent=2) + "\n")
 
@@ -74,6 +90,17 @@ def scripts_ms() -> dict[str, float]:
                 for name, workloads in VARIANTS.items():
                     switch(testbed, hook if workloads else EMPTY_SCRIPT, workloads or 1_000)
                     blocks[name].append(submit_ms(testbed, BLOCK))
+    return {name: sum(times) / len(times) for name, times in blocks.items()}
+
+
+def hostile(testbed: Testbed) -> dict[str, float]:
+    """Means of hostile submissions, in turns: what slurmctld itself takes for them, and what the hook adds."""
+    hook = (testbed.layout.etc / "job_submit.lua").read_text()
+    blocks: dict[str, list[float]] = {"empty script": [], "hook": []}
+    for _ in range(ROUNDS):
+        for name, script in (("empty script", EMPTY_SCRIPT), ("hook", hook)):
+            switch(testbed, script, 1_000)
+            blocks[name].append(submit_ms(testbed, HOSTILE_BLOCK, HOSTILE_LOOP))
     return {name: sum(times) / len(times) for name, times in blocks.items()}
 
 
@@ -129,21 +156,21 @@ def write_hook_file(path: Path, workloads: int) -> None:
     letters = str.maketrans("0189", "abcd")
     with closing(sqlite3.connect(path)) as file, file:
         file.executescript("PRAGMA synchronous=OFF; BEGIN;" + (resource_dir("sql") / "hook.sql").read_text())
-        file.execute("INSERT INTO workload VALUES (?, ?, 2, 4000)", (TOKEN, pwd.getpwnam(USER).pw_uid))
-        rows = ((f"gs-{index:020d}".translate(letters), 1, 1, 4000) for index in range(workloads))
-        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, ?)", rows)
+        file.execute("INSERT INTO workload VALUES (?, ?, 2, 'v100=2/1', NULL)", (TOKEN, pwd.getpwnam(USER).pw_uid))
+        rows = ((f"gs-{index:020d}".translate(letters), 1, 1) for index in range(workloads))
+        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, 'v100=1/1', NULL)", rows)
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
 
 
-def submit_many(testbed: Testbed, count: int) -> None:
-    loop = LOOP.format(count=count, token=TOKEN)
+def submit_many(testbed: Testbed, count: int, loop: str = LOOP) -> None:
+    loop = loop.format(count=count, token=TOKEN)
     testbed.run(["sh", "-c", loop], user=USER, cwd=testbed.layout.home / USER, timeout_s=900)
 
 
-def submit_ms(testbed: Testbed, count: int) -> float:
+def submit_ms(testbed: Testbed, count: int, loop: str = LOOP) -> float:
     """Mean time of a submission, from slurmctld's own statistics, so that clients and network are left out."""
     testbed.run(["sdiag", "--reset"])
-    submit_many(testbed, count)
+    submit_many(testbed, count, loop)
     text = testbed.run(["sdiag"]).stdout
     found = re.search(r"REQUEST_SUBMIT_BATCH_JOB\s*\(\s*\d+\)\s*count:(\d+)\s*ave_time:\d+\s*total_time:(\d+)", text)
     if found is None or int(found[1]) != count:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from slurm_gpushare.coschedule.plan import plan
-from slurm_gpushare.coschedule.settings import PolicySettings
-from slurm_gpushare.coschedule.snapshot import DurationSource, Gpu, Node, Occupant, PendingJob, Snapshot
+from slurm_gpushare.coschedule.planning.plan import plan
+from slurm_gpushare.coschedule.policy_settings import PolicySettings
+from slurm_gpushare.coschedule.view.snapshot import Gpu, NodeRoom, Occupant, PendingJob, Snapshot
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 
 SIZES = ((1_000, 250), (10_000, 2_500), (50_000, 12_500))
@@ -38,7 +38,6 @@ def snapshot(pending: int, gpus: int, tokens: int) -> Snapshot:
             start_s=now_s - run_s * random.uniform(0, 0.9),
             limit_s=3 * run_s,
             expected_s=run_s,
-            expected_source=DurationSource.HISTORY,
         )
 
     def job(i: int) -> PendingJob:
@@ -53,12 +52,11 @@ def snapshot(pending: int, gpus: int, tokens: int) -> Snapshot:
             partitions=frozenset(["gpu" if random.random() < 0.8 else "debug"]),
             limit_s=3 * run_s,
             expected_s=run_s,
-            expected_source=DurationSource.HISTORY,
             eligible_s=now_s - 600,
         )
 
     nodes = [
-        Node(f"n{i}", 64, 512_000, frozenset(["gpu", "debug"] if i % 4 == 0 else ["gpu"]))
+        NodeRoom(f"n{i}", 64, 512_000, frozenset(["gpu", "debug"] if i % 4 == 0 else ["gpu"]))
         for i in range(math.ceil(gpus / GPUS_A_NODE))
     ]
     return Snapshot(

@@ -21,15 +21,18 @@ JOBS = 100_000
 LIMIT_S, LIMIT_MB = 10.0, 300.0
 
 _SACCT = """#!/usr/bin/env python3
-import sys
+import os, sys
+mark = os.environ["SLURM_TIME_FORMAT"].removesuffix("%s")
 options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-columns, delimiter = options["--format"].split(","), options["--delimiter"]
+columns = [column.partition("%")[0] for column in options["--format"].split(",")]
+delimiter = options["--delimiter"]
 now = {now}
 for i in range(1, {jobs} + 1):
     start = now - 600000 + 6 * i
     values = dict(
         JobIDRaw=i, JobID=i, Cluster="c", UID=1000 + i % 50, User=f"user{{i % 50}}", Account="acc", Partition="gpu",
-        QOS="normal", State="COMPLETED", Submit=start - 300, Eligible=start - 300, Start=start, End=start + 3000,
+        QOS="normal", State="COMPLETED", Submit=f"{{mark}}{{start - 300}}",
+        Eligible=f"{{mark}}{{start - 300}}", Start=f"{{mark}}{{start}}", End=f"{{mark}}{{start + 3000}}",
         ElapsedRaw=3000, TimelimitRaw=120, NCPUS=4, NodeList=f"gpu{{i % 100}}", ReqTRES="cpu=4,gres/gpu=1",
         AllocTRES="cpu=4,mem=1000M,node=1,billing=4,gres/shard=1",
         AdminComment=f"GS1:c={{i % 3}};t=gs-{{i:020d}};o=gpu:1",

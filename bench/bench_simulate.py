@@ -10,11 +10,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from bench.evaluation_plot import draw, read_table
+from slurm_gpushare.coschedule.policy_settings import PolicySettings
 from slurm_gpushare.simulate.metrics import metrics
 from slurm_gpushare.simulate.ours import Options
-from slurm_gpushare.simulate.registry import EXCLUSIVE, NAMES, make_policy
+from slurm_gpushare.simulate.registry import NAMES, make_policy
 from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.workload import Pairs, Trace, make_workload, read_rates, read_trace
+from slurm_gpushare.simulate.traces import read_any_trace
+from slurm_gpushare.simulate.workload import MeasuredPairs, Trace, make_workload, read_rates
 
 LOADS = (0.9, 1.2, 1.5)
 SEEDS = (0, 1, 2)
@@ -26,6 +29,7 @@ VARIANTS = {
     "gpushare, limits": Options(durations="limit"),
     "gpushare, history": Options(durations="history"),
     "gpushare, sjf order": Options(order="sjf"),
+    "gpushare, saving": Options(settings=PolicySettings(extend_time_limit=True, objective="saving")),
 }
 Figures = dict[str, Any]
 
@@ -35,7 +39,9 @@ def data_dir() -> Path | None:
     return path if path.is_dir() else None
 
 
-def simulate(trace: Trace, pairs: Pairs, name: str, options: Options, load: float, seed: int, **size: int) -> Figures:
+def simulate(
+    trace: Trace, pairs: MeasuredPairs, name: str, options: Options, load: float, seed: int, **size: int
+) -> Figures:
     work = make_workload(trace, pairs, load=load, seed=seed, **size)  # type: ignore[arg-type]
     began = time.process_time()
     policy, work = make_policy(name, work, options)
@@ -43,7 +49,7 @@ def simulate(trace: Trace, pairs: Pairs, name: str, options: Options, load: floa
     return {"load": load, "seed": seed, **figures, "cpu_s": time.process_time() - began}
 
 
-def compare(trace: Trace, pairs: Pairs) -> list[Figures]:
+def compare(trace: Trace, pairs: MeasuredPairs) -> list[Figures]:
     """Every policy and variant at every load, for every seed."""
     results = []
     runs = [(name, name, Options()) for name in NAMES] + [(label, "gpushare", o) for label, o in VARIANTS.items()]
@@ -78,52 +84,7 @@ def table(results: list[Figures]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(results: list[Figures], out: Path) -> None:
-    """Average JCT against mean ISD, a point a policy."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: matplotlib is not installed (pip install slurm-gpushare[plots])")
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(LOADS), figsize=(16, 5.2), sharey=True)
-    for panel, load in zip(panels, LOADS, strict=True):
-        points: dict[tuple[float, float], str] = {}
-        for policy in dict.fromkeys(row["policy"] for row in results):
-            rows = [row for row in results if row["policy"] == policy and row["load"] == load]
-            jct = statistics.mean(row["jct_of_fifo"] for row in rows)
-            at = round(jct, 3), round(statistics.mean(row["isd_mean_pct"] for row in rows), 1)
-            points[at] = f"{points[at]}, {policy}" if at in points else policy
-        last = -100.0
-        for (jct, isd), policy in sorted(points.items(), key=lambda point: point[0][1]):
-            ours = policy.startswith("gpushare")
-            colour = "#c0392b" if ours else "#7f8c8d" if policy.split(",")[0] in EXCLUSIVE else "#2c6fbb"
-            panel.scatter(jct, isd, s=60 if policy == "gpushare" else 28, color=colour, zorder=3)
-            if isd > 1:
-                last = max(isd, last + 1.9)
-                panel.annotate(
-                    policy, (jct, isd), (max(jct * 1.25, jct + 0.01), last), fontsize=7.5, va="center", color=colour,
-                    arrowprops={"arrowstyle": "-", "lw": 0.4, "color": colour},
-                )  # fmt: skip
-            else:
-                panel.annotate(policy, (jct, isd), (0, -9), textcoords="offset points", fontsize=7, rotation=-60,
-                               color=colour, va="top", ha="left")  # fmt: skip
-        panel.set_xscale("log")
-        panel.set_xlim(0.06, 1.6)
-        panel.set_ylim(-9, 56)
-        panel.set_title(f"load {load:g}")
-        panel.set_xlabel("average completion time, of fifo's (log)")
-        panel.grid(True, alpha=0.3)
-    panels[0].set_ylabel("mean slow-down of all jobs (ISD %)")
-    figure.suptitle(f"{JOBS} jobs of the Philly trace on {GPUS} GPUs, measured V100 pairs: lower left is better")
-    figure.tight_layout()
-    figure.savefig(out, dpi=130)
-    pyplot.close(figure)
-
-
-def growth(trace: Trace, pairs: Pairs) -> list[Figures]:
+def growth(trace: Trace, pairs: MeasuredPairs) -> list[Figures]:
     results = []
     for jobs, gpus in GROWTH:
         figures = simulate(trace, pairs, "gpushare", Options(), 1.2, 0, gpus=gpus, jobs=jobs)
@@ -137,11 +98,12 @@ def main(out: Path) -> None:
     if data is None:
         print("skipped: no measured data, set GPUSHARE_DATA")
         return
-    trace, pairs = read_trace(data / "trace_philly_first_half.csv"), read_rates(data / "v100_pairs.csv")
+    trace, pairs = read_any_trace(data / "trace_philly_first_half.csv"), read_rates(data / "v100_pairs.csv")
     results = compare(trace, pairs)
     text = table(results)
     print(text)
     (out / "simulate.md").write_text(text)
-    plot(results, out / "simulate.png")
+    title = f"{JOBS:,} jobs of the Philly trace on {GPUS} GPUs, measured V100 pairs: left is better on both sides"
+    draw(read_table(text), title, out / "simulate.png")
     document = {"policies": results, "growth": growth(trace, pairs)}
     (out / "simulate.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -19,11 +19,11 @@ from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import opener
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.store.tags import JobTag
 from slurm_gpushare.store.workloads import Assignment
 from slurm_gpushare.telemetry.attributes import ACTIVITY, ATTRIBUTES
-from slurm_gpushare.telemetry.record import Closed, Features, Kind, Period, Record, Scope, Stat, new_id
-from slurm_gpushare.tokens import new_token
+from slurm_gpushare.telemetry.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
+from slurm_gpushare.telemetry.record_json import encode_record
+from slurm_gpushare.tokens import OwnedToken, new_token
 
 RECORDS, TOKENS = 10_000, 3_000
 SMALL, LARGE = 1_000, 1_000_000
@@ -48,7 +48,8 @@ def _record(job_id: int) -> Record:
     activity = {attribute.name: stat for attribute in ACTIVITY}
     end_s = time.time() - 60
     return Record(
-        record_id=new_id(), run_id=new_id(), seq=120, kind=Kind.FINAL, scope=Scope.JOB, job_id=job_id, node="gpu0",
+        record_id=new_id(), run_id=new_id(), seq=120, kind=RecordKind.FINAL, scope=Scope.JOB, job_id=job_id,
+        node="gpu0",
         gpu_index=job_id % 4, gpu_model="V100", start_s=end_s - 3600, end_s=end_s, closed=Closed.LIMIT,
         features=Features(61.25, 30.0, 40.0, 48.0, 20.0, 4900.0, 16384.0),
         profile=Period(3600.0, 0.0, stats), alone=Period(3600.0, 0.0, activity),
@@ -77,7 +78,7 @@ def _ingest(folder: Path) -> dict[str, float]:
     incoming.mkdir(parents=True)
     tokens = [new_token() for _ in range(TOKENS)]
     with _munged(folder) as socket, Store.create(f"sqlite:///{folder}/ingest.sqlite") as store:
-        template = _record(1).to_json()
+        template = encode_record(_record(1))
 
         def seal(job_id: int) -> None:
             made = json.loads(template) | {"job_id": job_id, "run_id": new_id(), "record_id": new_id()}
@@ -89,10 +90,13 @@ def _ingest(folder: Path) -> dict[str, float]:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(seal, range(RECORDS)))
         ingest = Ingest(
-            store, folder / "spool", opener(socket), lambda jobs: {j: JobTag(tokens[j % TOKENS], 1000) for j in jobs}
+            store,
+            folder / "spool",
+            opener(socket),
+            lambda jobs: {j: OwnedToken(tokens[j % TOKENS], 1000) for j in jobs},
         )
         began, cpu_began = time.perf_counter(), time.process_time()
-        counts = ingest.run().counts
+        counts = ingest.run_all().counts
         elapsed_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     assert counts["counted"] == RECORDS, counts
     rate = RECORDS / elapsed_s

@@ -67,7 +67,7 @@ def script_times(env: dict[str, str]) -> dict[str, list[float]]:
 
 def sampler_cost(env: dict[str, str], base: Path) -> dict[str, float]:
     """CPU (children included) and memory of one sampler at its default rate, in the most expensive phase."""
-    workload = [sys.executable, "-m", "slurm_gpushare.testbed.workload", "--work-s", "3600", "--gpu-util", "60"]
+    workload = [sys.executable, "-m", "slurm_gpushare.testbed.job.workload", "--work-s", "3600", "--gpu-util", "60"]
     jobs = [subprocess.Popen(workload, env=env, stdout=subprocess.DEVNULL)]
     jobs += [subprocess.Popen(["sleep", "3600"]) for _ in range(LISTED - 1)]
     (base / "pids").write_text("".join(f"{job.pid}\n" for job in jobs))

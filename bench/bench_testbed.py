@@ -7,11 +7,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import submit, wait_for
-from slurm_gpushare.testbed.layout import Shape
-from slurm_gpushare.testbed.reset import reset
-from slurm_gpushare.testbed.rootfs import SUITES, cache_dir, host_suite, is_complete
+from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
+from slurm_gpushare.testbed.slurm.layout import Shape
+from slurm_gpushare.testbed.slurm.reset import reset
+from slurm_gpushare.testbed.slurm.rootfs import SUITES, cache_dir, host_suite, is_complete
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 RESETS = 3
 

@@ -1,25 +1,25 @@
 -- slurm-gpushare in slurmctld: turns `sbatch --comment=gpushare:TOKEN` into a tagged, shareable job.
 --
--- A site's job_submit.lua calls `job_submit` and `job_modify` (see job_submit.lua beside this file). Both run under
+-- job_submit.lua loads this and calls `job_submit` and `job_modify`. Both run under
 -- slurmctld's locks, one call at a time: no write but to the job, no subprocess, no network, no look at other jobs.
+-- What a job asks for may be hostile: no field is taken apart that is longer than Slurm accepts.
 -- Whatever breaks in here, the job goes on as its user wrote it and slurmctld's log gets a line. Lua 5.1 to 5.4.
 
-local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "./"
-local conf = dofile(here .. "gpushare_conf.lua")
-local fields = dofile(here .. "gpushare_fields.lua")
-local request = dofile(here .. "gpushare_request.lua")
-local store = dofile(here .. "gpushare_store.lua")
+-- From job_submit.lua: how to get the modules, and what `gpushare configure` knew of the site.
+local load, site = ...
 
-local M = { conf = conf, fields = fields, request = request, store = store }
+local conf = load("gpushare_conf")
+local consents = load("gpushare_consent")
+local fields = load("gpushare_fields")
+local nodes = load("gpushare_nodes")
+local request = load("gpushare_request")
+local share = load("gpushare_share")
 
--- Before this release a whole-GPU job could start beside a sharer that had lost its neighbour, so that single GPUs are
--- asked for as all shards of one. Before RETARGET a pending job could not change from gpu to shard, nor from untyped
--- to typed shards (found in Slurm's source: job updates start from an empty list of gres since 23.02.6).
-M.WHOLE_GPU_SAFE = 231105
-M.RETARGET = 230206
-M.SLASH_PREFIX = 231100
+local M = { conf = conf, fields = fields, nodes = nodes, request = request, store = load("gpushare_store") }
+
 M.MODIFY_MESSAGE = 230200 -- from here on a refused change may say why
 M.LOG_SECONDS = 60
+M.NICE_OFFSET = 2147483648 -- how Slurm keeps a nice value of 0
 
 local last_logged, suppressed = {}, {}
 
@@ -32,7 +32,7 @@ local function log(kind, message)
   end
   local more = suppressed[kind] and string.format(" (%d more like this)", suppressed[kind]) or ""
   last_logged[kind], suppressed[kind] = now, nil
-  slurm.log_error("%s", "gpushare: " .. message:gsub("[%c]", " "):sub(1, 300) .. more)
+  slurm.log_error("%s", "gpushare: " .. message:sub(1, 300):gsub("[%c]", " ") .. more)
 end
 
 local function tell(message)
@@ -55,181 +55,60 @@ local function is_privileged(uid)
   return uid == 0 or uid == slurm_uid
 end
 
--- The job's partitions, the default one if it names none: (list, how many of them are shared).
-local function partitions_of(names, part_list, settings)
-  local list, shared = {}, 0
-  for name in (names or ""):gmatch("[^,]+") do
+-- The names in a job's partition field, the default one if it has none.
+local function partition_names(text, part_list)
+  local list = {}
+  for name in (text or ""):gmatch("[^,]+") do
     list[#list + 1] = name
   end
   if #list == 0 then
     for name, partition in pairs(part_list or {}) do
-      if fields.reader(partition, fields.PARTITION)("flag_default") == 1 then
+      if fields.value(partition, fields.PARTITION, "flag_default") == 1 then
         list[1] = name
       end
     end
   end
+  return list
+end
+
+-- The nodes of a partition as Slurm writes them; "" if this user has no such partition.
+local function nodes_of(part_list, name)
+  local partition = (part_list or {})[name]
+  return partition and fields.value(partition, fields.PARTITION, "nodes") or ""
+end
+
+-- All nodes with GPUs that may be shared: those that `configure` knew, and those of the partitions in gpushare.conf.
+local function sharing_nodes(part_list, shared)
+  local lists = {}
+  for _, names in pairs(site.models) do
+    lists[#lists + 1] = names
+  end
+  for name in pairs(shared) do
+    lists[#lists + 1] = nodes_of(part_list, name)
+  end
+  table.sort(lists) -- the same text every time: it is the key of what is remembered of it
+  return table.concat(lists, ",")
+end
+
+-- Where the job may run: {list = its partitions, all_shared, ours = whether one of them has nodes that share}.
+local function places(text, part_list, settings)
+  if text and #text > fields.LONGEST then
+    return { list = {}, all_shared = false, ours = true }
+  end
+  local shared = settings and settings.partitions or {}
+  local list = partition_names(text, part_list)
+  local all_shared, ours = #list > 0, false
   for _, name in ipairs(list) do
-    shared = shared + (settings.partitions[name] and 1 or 0)
+    all_shared = all_shared and shared[name] or false
+    ours = ours or shared[name] or false
   end
-  return list, shared
-end
-
--- "gpushare:TOKEN,max=10" as a word of the comment: token, max. (nil, reason) if it is malformed, nil if there is none.
-function M.parse_comment(comment)
-  local word = comment and (" " .. comment):match("%sgpushare:(%S*)")
-  if not word then
-    return nil
-  end
-  local token, options = word:match("^([^,]*)(.*)$")
-  if not store.is_token(token) then
-    return nil, "that is not a workload token. Make one with: gpushare token NAME"
-  end
-  local max
-  for option in options:gmatch("[^,]+") do
-    max = option:match("^max=(%d%d?%d?)$")
-    if not max then
-      return nil, "only the option max=PERCENT may follow the token"
+  if not ours then
+    local sharing = sharing_nodes(part_list, shared)
+    for _, name in ipairs(list) do
+      ours = ours or nodes.overlap(sharing, nodes_of(part_list, name))
     end
   end
-  return token, nil, tonumber(max)
-end
-
--- The partitions' common default, or false if they differ.
-local function common_default(table_, list)
-  local value = table_[list[1]]
-  for _, name in ipairs(list) do
-    if table_[name] ~= value then
-      return false
-    end
-  end
-  return value
-end
-
-local turn = 0
-
--- Where the site's release can only retarget typed shards, jobs are spread over the indices from the start.
-local function next_index(settings)
-  turn = (turn + 1) % settings.gpus_per_node
-  return turn
-end
-
-local function with_tag(admin_comment, tag)
-  local kept = (" " .. (admin_comment or "")):gsub("%sGS1:%S*", ""):gsub("^%s+", "")
-  return kept == "" and tag or kept .. " " .. tag
-end
-
--- The reason for which a job is none of our business although it asks for one GPU, or nil.
-local function left_alone(read, job_desc)
-  if read("het_job_offset") then
-    return "heterogeneous jobs are left alone"
-  elseif read("clusters") then
-    return "jobs sent to other clusters (-M) are left alone"
-  elseif (read("immediate") or 0) ~= 0 then
-    return "--immediate jobs are left alone"
-  elseif read("shared") and read("shared") ~= 1 then
-    return "--exclusive asks for the whole node"
-  elseif not fields.is_batch(job_desc) then
-    return "only sbatch jobs share"
-  end
-  return nil
-end
-
--- Everything a one-GPU job becomes: {fields to write, request per node without prefix}. nil and the reason if it cannot.
-local function shareable(read, settings, list, single, tagged)
-  local cpus = common_default(settings.def_cpu_per_gpu, list)
-  local mem_mib = common_default(settings.def_mem_per_gpu_mib, list)
-  if cpus == false or mem_mib == false then
-    return nil, "its partitions have different defaults per GPU"
-  end
-  local wanted, reason = request.carry_along(read, single, cpus, mem_mib)
-  if not wanted then
-    return nil, reason
-  end
-  local version = settings.slurm_version or math.huge
-  local what = "gpu:1"
-  if single.type then
-    what = string.format("shard:%s:%d", single.type, settings.shards_per_gpu)
-  elseif tagged and version < M.RETARGET then
-    what = string.format("shard:%s_%d:%d", settings.gpu_model, next_index(settings), settings.shards_per_gpu)
-  elseif version < M.WHOLE_GPU_SAFE or mem_mib then
-    -- A pending gpu request on a partition with DefMemPerGPU carries that default, and cannot become shards any more.
-    what = string.format("shard:%d", settings.shards_per_gpu)
-  end
-  local prefix = single.prefix or (version < M.SLASH_PREFIX and "gres:" or "gres/")
-  return request.per_node(read, single, wanted, prefix, what), what
-end
-
--- The tagged form of a known workload's job.
-local function tagged_job(read, wanted, what, known, token, max, settings)
-  local now = os.time()
-  local lease = (read("begin_time") or 0) <= now
-  local parts = { "GS1:c=" .. string.format("%d", known.cluster), "t=" .. token, "o=" .. what }
-  if read("req_nodes") then
-    parts[#parts + 1] = "w=" .. read("req_nodes")
-  end
-  if lease then
-    parts[#parts + 1] = "l=1"
-    wanted.begin_time = now + settings.lease_s
-  end
-  if max then
-    parts[#parts + 1] = string.format("m=%d", max)
-  end
-  wanted.admin_comment = with_tag(read("admin_comment"), table.concat(parts, ";"))
-  return wanted
-end
-
-local PROBED = "first run of this workload: it gets a whole GPU and is measured. Later runs may share."
-local SHARED = "this job may share its GPU with another; it is placed within %d s. "
-  .. "To have a GPU alone, leave out --comment=gpushare:..."
-
--- What becomes of a job that asks for GPUs, on partitions that are all shared: {field = value} or nil, then a line for
--- the user if it takes part, then the reason if it does not.
-local function decide(job_desc, read, asked, settings, list, token, max)
-  local single, reason = request.single_gpu(read, asked)
-  local model = settings.gpu_model
-  if single and single.type and not (single.type:sub(1, #model + 1) == model .. "_") then
-    single, reason = nil, "it asks for a GPU of another type"
-  elseif single and single.type and token then
-    reason = "it names one GPU by its type"
-  end
-  local old = settings.slurm_version and settings.slurm_version < M.WHOLE_GPU_SAFE
-  if not single or not (token or old) then
-    return nil, nil, reason
-  end
-  local alone = left_alone(read, job_desc)
-  if alone then
-    return nil, nil, alone
-  end
-  local known
-  if token and not reason and settings.policy ~= "off" then
-    local ok, found = pcall(store.look_up, settings.hook_file, token)
-    if not ok then
-      log("store", tostring(found))
-      reason = "sharing is not available now"
-    elseif not found or found.uid ~= read("user_id") or not found.cluster then
-      -- Somebody else's token looks exactly like one that was never seen.
-      local wanted = old and shareable(read, settings, list, single, false) or {}
-      wanted.admin_comment = with_tag(read("admin_comment"), "GS1:probe;t=" .. token)
-      return wanted, PROBED
-    elseif math.abs(os.time() - (found.heartbeat_s or 0)) > settings.heartbeat_s then
-      reason = "sharing is not running now"
-    else
-      known = found
-    end
-  elseif token and not reason then
-    reason = "sharing is switched off"
-  end
-  if not known and not old then
-    return nil, nil, reason
-  end
-  local wanted, what = shareable(read, settings, list, single, known ~= nil)
-  if not wanted then
-    return nil, nil, reason or what
-  end
-  if known then
-    return tagged_job(read, wanted, what, known, token, max, settings), string.format(SHARED, settings.lease_s)
-  end
-  return wanted, nil, reason
+  return { list = list, all_shared = all_shared, ours = ours }
 end
 
 local function refuse(message, quietly)
@@ -239,86 +118,264 @@ local function refuse(message, quietly)
   return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
 end
 
+local TOO_LONG = "a request for GPUs of more than 1024 characters is refused."
+local RAW_SHARDS = "shards are given out by gpushare here. Ask for --gres=gpu:1 and --comment=gpushare:TOKEN instead."
+local CONSTRAINT = "write the GPU's type into the constraint yourself (--gres=gpu:1 -C ...)"
+
+-- The models whose GPUs have one type an index, so that gpu:MODEL is a name of ours.
+local function models(settings)
+  local found = {}
+  for model in pairs(site.models) do
+    found[model] = true
+  end
+  for model in pairs(settings and settings.gpu_models or {}) do
+    found[model] = true
+  end
+  return found
+end
+
+-- The models that the job may get: those of its partitions' nodes, and of these the one that it names itself.
+local function possible_models(place, part_list, settings, features)
+  local named = request.named_model(features, settings.gpu_models)
+  local found = {}
+  for model in pairs(settings.gpu_models) do
+    local list = site.models[model] -- nil: `configure` did not know it yet
+    for _, name in ipairs((not named or named == model) and place.list or {}) do
+      found[model] = found[model] or list == nil or nodes.overlap(list, nodes_of(part_list, name)) or nil
+    end
+  end
+  return found
+end
+
+-- gpu:MODEL as the user wrote it -> gpu and the model as a feature. Whether it can be understood (a constraint may be in
+-- the way), and whether the job was changed.
+local function rewrite_model(job_desc, asked, settings, features)
+  local typed = request.without_model(asked, models(settings), features)
+  if typed then
+    fields.apply(job_desc, typed)
+  end
+  return typed ~= false, typed ~= nil
+end
+
+-- How many CPUs of a node a job may have in all of these partitions: MaxCPUsPerNode, and what a node has on average.
+local function most_cpus(part_list, list)
+  local most = math.huge
+  for _, name in ipairs(list) do
+    local read = fields.reader((part_list or {})[name] or {}, fields.PARTITION)
+    local cpus, nodes_there = read("total_cpus") or 0, read("total_nodes") or 0
+    if cpus > 0 and nodes_there > 0 then
+      most = math.min(most, math.floor(cpus / nodes_there))
+    end
+    most = math.min(most, read("max_cpus_per_node") or most)
+  end
+  return math.max(1, most)
+end
+
+-- Tags a job that asks for one GPU, or for all of a node, where all its partitions share. The reason for which it does
+-- not share, or nil.
+local function take_part(job_desc, read, asked, settings, place, part_list, consent)
+  local models_of_job = consent and possible_models(place, part_list, settings, read("features")) or {}
+  local most = consent and consent.cpus_auto and most_cpus(part_list, place.list) or nil
+  local found = share.decide(job_desc, read, asked, settings, place.list, models_of_job, consent, most)
+  if found.fault then
+    log("store", found.fault)
+  end
+  if found.wanted then
+    fields.apply(job_desc, found.wanted, found.for_script)
+  end
+  if found.line then
+    tell(found.line)
+  end
+  if found.cpus_line then
+    tell(found.cpus_line)
+  end
+  return found.reason
+end
+
+-- gpushare.conf, and a line in the log where it cannot be read: then the last good settings stay in force. Without
+-- any no job shares, and all else works as far as it can.
+local function current_settings()
+  local settings, why = conf.current()
+  if why then
+    log("conf", why .. (settings and "; the last good settings stay in force" or ""))
+  end
+  return settings
+end
+
 local function submit(job_desc, part_list, submit_uid)
   local read = fields.reader(job_desc, fields.DESC)
-  local token, malformed, max = M.parse_comment(read("comment"))
-  local wants = token ~= nil or malformed ~= nil
+  if request.is_too_long(read) then
+    return refuse(TOO_LONG)
+  end
+  local consent, malformed = consents.parse(read("comment"))
+  local answer = consent ~= nil or malformed ~= nil
+  if not (answer or request.speaks_of_gpus(read)) then
+    return slurm.SUCCESS -- most jobs of most sites: nothing is taken apart for them
+  end
   local asked = request.of(read)
   local shards, gpus = request.asks_for_shards(asked), request.asks_for_gpus(read, asked)
-  if not (wants or shards or gpus) then
+  if not (answer or shards or gpus) then
     return slurm.SUCCESS
   end
-  local settings, why = conf.current()
-  if not settings then
-    log("conf", why)
-    return slurm.SUCCESS
+  local settings = current_settings()
+  local place = places(read("partition"), part_list, settings)
+  if shards and place.ours and settings and settings.raw_shards == "deny" and not is_privileged(submit_uid) then
+    return refuse(RAW_SHARDS)
   end
-  local list, shared = partitions_of(read("partition"), part_list, settings)
-  if shards and shared > 0 and settings.raw_shards == "deny" and not is_privileged(submit_uid) then
-    return refuse("shards are given out by gpushare here. Ask for --gres=gpu:1 and --comment=gpushare:TOKEN instead.")
+  local reason
+  local understood, rewritten = true, false
+  if gpus and place.ours then
+    understood, rewritten = rewrite_model(job_desc, asked, settings, read("features"))
   end
-  local reason = malformed
-  if shared == 0 or shared < #list then
+  if not understood then
+    reason, answer = CONSTRAINT, true
+  elseif not settings then
+    reason = "sharing is not available now"
+  elseif not place.all_shared then
     reason = "its partitions do not all share GPUs"
   elseif gpus then
-    local typed = request.without_model(asked, settings.gpu_model, read("features"))
-    if typed then
-      fields.apply(job_desc, typed)
+    if rewritten then
+      read = fields.reader(job_desc, fields.DESC)
       asked = request.of(read)
     end
-    if typed == false then
-      reason = "write the GPU's type into the constraint yourself (--gres=gpu:1 -C ...)"
-      wants = true
-    else
-      local wanted, line, not_shared = decide(job_desc, read, asked, settings, list, token, max)
-      if wanted then
-        fields.apply(job_desc, wanted)
-      end
-      if line then
-        tell(line)
-      end
-      reason = malformed or not_shared
-    end
+    reason = take_part(job_desc, read, asked, settings, place, part_list, consent)
   else
-    reason = reason or "it asks for no GPU"
+    reason = "it asks for no GPU"
   end
-  if wants and reason then
+  reason = malformed or reason
+  if answer and reason then
     tell("not shared: " .. reason .. ". The job runs as written.")
   end
   return slurm.SUCCESS
+end
+
+-- Whether a change touches what the helper decides for a shared job: the GPU and the node.
+local function moves_shared_job(read, is_given, comment)
+  for _, field in ipairs(request.FIELDS) do
+    if is_given(field) then
+      return true
+    end
+  end
+  -- Who opts out may take the helper's node off as well: a hook cannot, Slurm takes its empty text for unchanged.
+  local nodes = is_given("req_nodes") and not (comment == "out" and not read("req_nodes"))
+  return nodes or math.max(read("min_nodes") or 1, read("max_nodes") or 1) > 1
+end
+
+-- A field of a tag: "c=2;t=gs-...;l=1".
+local function tag_field(tag, name)
+  return (";" .. tag):match(";" .. name .. "=([^;]*)")
+end
+
+local TASKS = { "num_tasks", "cpus_per_task", "ntasks_per_node", "ntasks_per_tres" }
+local SIZES = { "min_cpus", "min_mem_per_node", "min_mem_per_cpu" }
+
+local function changes_any(read, list)
+  for _, field in ipairs(list) do
+    if read(field) then
+      return true
+    end
+  end
+  return false
+end
+
+-- Whether a job that the helper has just given a place would no longer be what it was given it for: it goes ahead of
+-- everybody, because it is short and fits. In a moment it runs, or waits again as it was.
+local function outgrows_place(read, record)
+  local limit = read("time_limit")
+  return changes_any(read, TASKS)
+    or changes_any(read, SIZES)
+    or (limit ~= nil and limit > (record("time_limit") or 0))
+end
+
+-- What a change of the comment means for a job that may share: "out" if its owner opts out, "new" if it says anything
+-- that a tagged job cannot follow, else nil.
+local function new_comment(read, is_given, tag)
+  if not is_given("comment") then
+    return nil
+  end
+  local consent, malformed = consents.parse(read("comment"))
+  if not consent and not malformed then
+    return "out"
+  elseif consent and consent.token == tag_field(tag, "t") and consent.max == tonumber(tag_field(tag, "m")) then
+    return nil
+  end
+  return "new"
+end
+
+-- Writes what a job becomes whose owner opts out: the whole GPU that it asked for, and no lease. As a request for the
+-- whole job instead of for each node it is none that the helper places. The old request is set to 0, since Slurm takes
+-- an empty one for unchanged. The nice value becomes the user's own again: ours would start the job before everybody. A
+-- user's change may not make it negative; what an administrator gave, the helper puts back. False where this Slurm
+-- cannot change the request so.
+local function leave_sharing(job_desc, tag, settings)
+  local version = settings.slurm_version or math.huge
+  if version < share.RETARGET or tag_field(tag, "o") ~= "gpu:1" then
+    return false
+  end
+  local prefix = version < share.SLASH_PREFIX and "gres:" or "gres/"
+  local wanted = { tres_per_node = prefix .. "gpu:0", tres_per_job = prefix .. "gpu:1" }
+  if tag_field(tag, "g") and tag_field(tag, "w") then
+    wanted.req_nodes = tag_field(tag, "w")
+  end
+  if tag_field(tag, "l") then
+    wanted.begin_time = os.time()
+  end
+  local nice = tonumber(tag_field(tag, "n"))
+  if nice and not fields.reader(job_desc, fields.DESC)("nice") then
+    wanted.nice = M.NICE_OFFSET + math.max(0, nice)
+  end
+  fields.apply(job_desc, wanted)
+  return true
+end
+
+-- Whether the change takes a job with part of a card, which no hook has seen, to nodes that share.
+local function brings_shards(read, record, settings)
+  return read("partition") ~= nil and request.has_part_of_a_card(request.of(record), settings.shards_per_gpu)
 end
 
 local function modify(job_desc, job_rec, part_list, modify_uid)
   if is_privileged(modify_uid) then
     return slurm.SUCCESS
   end
-  local settings, why = conf.current()
-  if not settings then
-    log("conf", why)
-    return slurm.SUCCESS
+  local read, is_given = fields.reader(job_desc, fields.DESC)
+  if request.is_too_long(read) then
+    return refuse(TOO_LONG, true)
   end
-  local read = fields.reader(job_desc, fields.DESC)
+  local settings = current_settings()
   local record = fields.reader(job_rec, fields.RECORD)
   local tag = (" " .. (record("admin_comment") or "")):match("%sGS1:(%S*)")
-  local list, shared = partitions_of(read("partition") or record("partition"), part_list, settings)
+  local place = places(read("partition") or record("partition"), part_list, settings)
   local asked = request.of(read)
   local shards, gpus = request.asks_for_shards(asked), request.asks_for_gpus(read, asked)
-  local quietly = settings.slurm_version and settings.slurm_version < M.MODIFY_MESSAGE
+  local denied = place.ours and settings and settings.raw_shards == "deny"
+  -- Before 23.02 Slurm drops a message with an error; without a version nothing is said to be safe.
+  local quietly = not settings or (settings.slurm_version and settings.slurm_version < M.MODIFY_MESSAGE)
   if read("admin_comment") then
     return refuse("only administrators write AdminComment.", quietly)
-  elseif shards and shared > 0 and settings.raw_shards == "deny" then
-    return refuse("shards are given out by gpushare here.", quietly)
   elseif tag and tag:match("^c=") then
-    -- The request and the node say which card it is: both are the helper's to change.
-    local nodes = math.max(read("min_nodes") or 1, read("max_nodes") or 1)
-    if shards or gpus or read("req_nodes") or nodes > 1 then
+    local comment = new_comment(read, is_given, tag)
+    if moves_shared_job(read, is_given, comment) then
       return refuse("a shared job's GPU cannot be changed by hand. Submit it again without the token.", quietly)
+    elseif read("partition") and not place.all_shared then
+      -- Its nodes may be the same, but nobody would measure it there.
+      return refuse("a shared job stays in partitions that share GPUs. Submit it again without the token.", quietly)
+    elseif tag_field(tag, "g") and outgrows_place(read, record) then
+      return refuse("this job has been given a GPU and is about to start: it cannot become larger now.", quietly)
+    elseif tag_field(tag, "k") and changes_any(read, TASKS) then
+      return refuse("the tasks of a job that shares all GPUs of a node cannot be changed. Submit it again.", quietly)
+    elseif read("pn_min_cpus") then
+      return refuse("--mincpus of a shared job cannot be changed. Submit it again without the token.", quietly)
+    elseif comment == "new" then
+      return refuse("the token and max= of a submitted job stay. Take the comment off to opt out.", quietly)
+    elseif comment == "out" and not (settings and leave_sharing(job_desc, tag, settings)) then
+      return refuse("this job cannot be taken out of sharing any more. Cancel it and submit it again.", quietly)
     end
-  elseif gpus and shared > 0 and shared == #list then
-    local typed = request.without_model(asked, settings.gpu_model, read("features") or record("features"))
-    if typed then
-      fields.apply(job_desc, typed)
-    end
+  elseif denied and (shards or brings_shards(read, record, settings)) then
+    return refuse("shards are given out by gpushare here.", quietly)
+  elseif place.ours and request.is_unclear(asked) then
+    return refuse("this change of GPUs is not understood. Write it as gres/gpu:1 or gres/gpu:TYPE:1.", quietly)
+  elseif gpus and place.ours then
+    rewrite_model(job_desc, asked, settings, read("features") or record("features"))
   end
   return slurm.SUCCESS
 end

@@ -1,8 +1,13 @@
 -- slurm-gpushare in the user's own sbatch, salloc and srun (cli_filter/lua).
 --
--- Two things that only the client can do: turn a workload's name into its token, so that the name never leaves the
--- user's side; and make srun work inside a job that has shards, whatever its script asks of srun.
+-- Three things that only the client can do: turn a workload's name into its token, so that the name never leaves the
+-- user's side; make srun understand gpu:MODEL where every GPU index has a type of its own; and make srun work inside a
+-- job that has shards, whatever its script asks of srun.
 -- Whatever breaks in here, the command goes on as the user wrote it.
+
+-- From cli_filter.lua: how to get the modules, and what `gpushare configure` knew of the site.
+local load, site = ...
+local request = load("gpushare_request")
 
 local M = {}
 
@@ -16,6 +21,10 @@ local function tokens_path()
   return base .. "/gpushare/tokens"
 end
 
+local function trimmed(text)
+  return text:match("^%s*(.*%S)") or ""
+end
+
 -- The token of `name` in the user's own file ("TOKEN NAME" a line), or nil.
 function M.find_token(name, path)
   local file = io.open(path or tokens_path(), "r")
@@ -24,8 +33,8 @@ function M.find_token(name, path)
   end
   local found
   for line in file:lines() do
-    local token, rest = line:match("^(%S+) (.-)%s*$")
-    if token and token:match(TOKEN) and rest:gsub("^%s+", "") == name then
+    local token, rest = line:match("^(%S+) (.*)$")
+    if token and token:match(TOKEN) and trimmed(rest) == name then
       found = token
       break
     end
@@ -34,34 +43,52 @@ function M.find_token(name, path)
   return found
 end
 
+-- Where our word begins in the comment, and where what follows its ":" or "=" does. Any case, as the hook reads it.
+local function find_consent(comment)
+  return (" " .. comment:lower()):find("%sgpushare[:=]")
+end
+
 -- The comment with the name replaced by its token. Second value: what to tell the user.
--- A name without a token is taken out: it must not reach the controller.
+-- A name without a token is taken out: it must not reach the controller. Names may have spaces; a comma or the option
+-- max= ends them.
 function M.with_token(comment, path)
-  local before, word, options = (" " .. comment):match("^(.-%s)gpushare:([^,]*)(.*)$")
-  if not before or word:match("^%s*$") then
+  local first, last = find_consent(comment)
+  if not first then
     return comment
   end
-  local first, rest = word:match("^(%S+)(.*)$")
-  if first and first:match(TOKEN) then
+  local before, tail = comment:sub(1, first - 1), comment:sub(last)
+  local stop = math.min(tail:find(",", 1, true) or #tail + 1, tail:lower():find("%smax[=:]") or #tail + 1)
+  local word, options = tail:sub(1, stop - 1), tail:sub(stop)
+  local start = word:match("^(%S+)")
+  if not start or start:match(TOKEN) then
     return comment
   end
-  local name = word:gsub("^%s+", ""):gsub("%s+$", "")
-  local token = M.find_token(name, path)
-  if token then
-    rest = ""
-  elseif first then
-    name, token = first, M.find_token(first, path)
+  local name = trimmed(word)
+  local token, rest = M.find_token(name, path), ""
+  if not token then
+    name, token = start, M.find_token(start, path)
+    rest = word:sub(#start + 1)
   end
-  before = before:sub(2)
   if token then
-    return before .. "gpushare:" .. token .. (rest or "") .. options
+    return before .. "gpushare:" .. token .. rest .. options
   end
   return before .. "gpushare:?" .. options,
     "no token is called '" .. name .. "': make one with 'gpushare token NAME'. The job is submitted without sharing"
 end
 
 -- How many GPUs "2", "v100:2", "gpu:v100:1" or "gres/gpu=1" are; nil if there is none in it.
+-- What else a task asks for ("cpu=2,gres/gpu:1": since 24.11 -c writes itself there) is the second answer.
 local function gpus_in(text, option)
+  if option == "tres-per-task" and text:find(",", 1, true) then
+    local found, rest = {}, {}
+    for item in text:gmatch("[^,]+") do
+      table.insert(item:match("^gres[:/]gpu") and found or rest, item)
+    end
+    if #found ~= 1 then
+      return nil
+    end
+    return tonumber(found[1]:match("(%d+)$") or "1"), table.concat(rest, ",")
+  end
   local item = text:match("^[^,]+$")
   if not item then
     return nil
@@ -82,41 +109,135 @@ end
 
 local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task", "gres" }
 
--- What a step of a job with `shards` must ask for instead: {option = value}, or nil if it can stay as it is.
-function M.step_options(get, shards)
-  local wanted = {}
+-- The option without the type where that is one of the site's models: its text and the model; nil if there is none.
+local function untyped(option, value)
+  if option == "gres" or option == "tres-per-task" then
+    return request.untyped(request.parse(value), site.models)
+  end
+  -- "v100:2", "v100" or "2": as "gpu:v100:2" it is a request like the others.
+  local text, model = request.untyped(request.parse("gpu:" .. value), site.models)
+  return text and text:match("^gpu:(%d+)$"), model
+end
+
+-- What srun must ask for instead where it names a GPU by its model: {option = value}, or nil if it may stay as it is.
+-- A step takes what its job has; a job also gets the model as a constraint, as the submit hook writes it.
+function M.without_model(get, is_step)
+  local wanted, model = {}, nil
   for _, option in ipairs(GPU_OPTIONS) do
     local value = get(option)
     if is_set(value) then
-      local count = gpus_in(value, option)
-      if count == nil then
-        if option == "gres" then
-          return nil -- the step's own choice: shards, none, or something else
-        end
-      elseif count ~= 1 then
-        return nil -- would fail on a whole GPU too
-      elseif option:match("per%-task$") and (tonumber(get("ntasks") or "1") or 1) > 1 then
+      local text, found = untyped(option, value)
+      if found and model and found ~= model then
         return nil
-      else
-        wanted[option] = ""
+      elseif text and found then
+        wanted[option], model = text, found
       end
     end
   end
+  if not model or is_step then
+    return model and wanted or nil
+  end
+  local constraint = get("constraint")
+  wanted.constraint = request.with_feature(is_set(constraint) and constraint or nil, model)
+  return wanted.constraint and wanted or nil
+end
+
+local function is_set_number(value)
+  return is_set(value) and value ~= "0"
+end
+
+-- How many of its job's `gpus` a step asks for, and for each of its `tasks` if it says so, with the options that say it
+-- emptied: {cards, per_task, options}. nil if it has to stay as it is.
+local function step_gpus(get, gpus, tasks)
+  local asked = { cards = gpus, options = {} }
+  for _, option in ipairs(GPU_OPTIONS) do
+    local value = get(option)
+    local count, rest
+    if is_set(value) then
+      count, rest = gpus_in(value, option)
+    end
+    if count == nil then
+      if is_set(value) and option == "gres" then
+        return nil -- the step's own choice: shards, none, or something else
+      end
+    elseif count < 1 or count > gpus then
+      return nil -- would fail on whole GPUs too
+    elseif option:match("per%-task$") and tasks > 1 then
+      if count * tasks > gpus then
+        return nil
+      end
+      asked.per_task, asked.options[option] = count, rest or ""
+    else
+      -- What the job was submitted with is in the environment: srun's own, smaller number counts, as on whole GPUs.
+      asked.cards, asked.options[option] = math.min(asked.cards, count), rest or ""
+    end
+  end
+  return asked
+end
+
+-- What to tell the user of a gang whose tasks cannot be bound as they ask; nil if there is nothing to tell.
+local function unbound_line(bind)
+  bind = is_set(bind) and bind:gsub("^gres/gpu:", ""):gsub("^verbose,?", "") or ""
+  if bind == "" or bind == "none" then
+    return nil
+  end
+  return "--gpu-bind=" .. bind .. " is not possible in a job that shares its node: each task sees all GPUs of its step"
+end
+
+-- What a step of a job with `shards` must ask for instead: {option = value}, or nil if it can stay as it is.
+-- Second value: what to tell the user.
+function M.step_options(get, shards, environment)
+  local gpus = tonumber((environment("GPUSHARE_GANG") or ""):match("^(%d+):%d+:%d+$") or "1")
+  local tasks = tonumber(get("ntasks") or "1") or 1
+  local asked = step_gpus(get, gpus, tasks)
+  if not asked then
+    return nil
+  end
+  local wanted, a_card = asked.options, math.floor(shards / gpus)
   -- There is one GPU to bind to, and 26.05 hides it from a step that binds shards as if they were GPUs. 22.05 has no
   -- --tres-bind; later releases keep both options' value there.
-  local bind = get("tres-bind")
+  local bind, line = get("tres-bind"), nil
   if is_set(bind) and bind:find("gpu", 1, true) then
     wanted["tres-bind"] = "gres/shard:none"
   elseif is_set(get("gpu-bind")) then
     wanted["gpu-bind"] = "none"
   end
-  wanted.gres = "shard:" .. shards
-  return wanted
+  if gpus > 1 and tasks > 1 and not asked.per_task then
+    if tasks <= asked.cards and (bind or ""):match("gpu:.*single:1$") then
+      asked.per_task = 1 -- a card for each task, however it is said
+    else
+      line = unbound_line(bind)
+    end
+  end
+  -- What the environment asks for each GPU, the job has in plain CPUs and memory: options of that kind make srun
+  -- forget the others.
+  local cpus, mem = environment("SLURM_CPUS_PER_GPU"), environment("SLURM_MEM_PER_GPU")
+  if is_set(cpus) and not is_set_number(get("cpus-per-task")) then
+    wanted["cpus-per-task"] = gpus == 1 and cpus or string.format("%d", math.max(1, math.floor(cpus * gpus / tasks)))
+  end
+  if is_set(cpus) and (environment("SLURM_STEP_GRES") or ""):match("^gres:") then
+    -- Up to 23.02 srun forgets nothing, but it keeps the lowest 32 bits of this: 0, which is "not given".
+    wanted["cpus-per-gpu"] = "4294967296"
+  end
+  if is_set(mem) then
+    wanted.mem = gpus == 1 and mem or "0" -- 0: all that the job has
+  end
+  if asked.per_task then
+    -- Each task sees its own cards of the gang's.
+    local each = string.format("%d", asked.per_task * a_card)
+    local rest = is_set(wanted["tres-per-task"]) and wanted["tres-per-task"] .. "," or ""
+    wanted["tres-per-task"] = rest .. "gres/shard:" .. each
+    wanted["tres-bind"] = "gres/shard:per_task:" .. each
+    wanted.gres = ""
+  else
+    wanted.gres = string.format("shard:%d", asked.cards * a_card)
+  end
+  return wanted, line
 end
 
 local function translate_name(options)
   local comment = options.comment
-  if type(comment) == "string" and comment:find("gpushare:", 1, true) then
+  if type(comment) == "string" and find_consent(comment) then
     local replaced, line = M.with_token(comment)
     if replaced ~= comment then
       options.comment = replaced
@@ -124,6 +245,26 @@ local function translate_name(options)
     if line then
       slurm.log_error("%s", "gpushare: " .. line)
     end
+  end
+end
+
+local function set_all(options, wanted)
+  for option, value in pairs(wanted or {}) do
+    options[option] = value
+  end
+end
+
+local function reader(options)
+  return function(name)
+    return options[name]
+  end
+end
+
+-- sbatch and salloc need none of this: the submit hook does it for jobs.
+local function drop_model(options)
+  if options.type == "srun" then
+    local is_step = os.getenv("SLURM_JOB_ID") ~= nil or is_set(options.jobid)
+    set_all(options, M.without_model(reader(options), is_step))
   end
 end
 
@@ -137,13 +278,23 @@ local function fit_step(options)
   if target and target ~= job and target:match("^%d+$") then
     return -- a step of some other job
   end
-  for option, value in pairs(M.step_options(function(name) return options[name] end, shards) or {}) do
-    options[option] = value
+  local get = reader(options)
+  local wanted, line = M.step_options(function(name)
+    local value = get(name)
+    -- What the task prolog wrote is nobody's choice.
+    if name == "gres" and value == os.getenv("SLURM_STEP_GRES") then
+      return nil
+    end
+    return value
+  end, shards, os.getenv)
+  set_all(options, wanted)
+  if line then
+    slurm.log_error("%s", "gpushare: " .. line)
   end
 end
 
 function M.pre_submit(options, offset)
-  for _, step in ipairs({ translate_name, fit_step }) do
+  for _, step in ipairs({ translate_name, drop_model, fit_step }) do
     local ok, why = pcall(step, options)
     if not ok then
       pcall(slurm.log_debug, "%s", "gpushare: " .. tostring(why))

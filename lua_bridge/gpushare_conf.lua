@@ -24,24 +24,47 @@ local function choice(...)
   end
 end
 
+-- The items of a list with commas; nil if one of them has a blank in it.
+local function items(text)
+  local list = {}
+  for part in text:gmatch("[^,]+") do
+    local item = part:match("^[ \t\r]*(.-)[ \t\r]*$")
+    if item:find("[ \t\r]") then
+      return nil
+    elseif item ~= "" then
+      list[#list + 1] = item
+    end
+  end
+  return list
+end
+
 local function names(text)
-  local set = {}
-  for name in text:gmatch("[^,%s]+") do
+  local list, set = items(text), {}
+  for _, name in ipairs(list or {}) do
     set[name] = true
   end
-  return set
+  return list and set
+end
+
+-- The same for names of which there must be one, and each once.
+local function models(text)
+  local list, set, count = items(text), names(text), 0
+  for _ in pairs(set or {}) do
+    count = count + 1
+  end
+  return list and count > 0 and count == #list and set or nil
 end
 
 local function per_partition(text)
-  local result = {}
-  for item in text:gmatch("[^,%s]+") do
+  local list, result = items(text), {}
+  for _, item in ipairs(list or {}) do
     local name, value = item:match("^(.+):(%d+)$")
     if not name then
       return nil
     end
     result[name] = tonumber(value)
   end
-  return result
+  return list and result
 end
 
 -- "22.05.8" -> 220508, so that versions compare as numbers. Empty or odd: nil, taken for a recent release.
@@ -53,33 +76,49 @@ local function version(text)
   return tonumber(major) * 10000 + tonumber(minor) * 100 + (tonumber(micro) or 0)
 end
 
-local function text_of(text)
-  return text
+local function path_of(text)
+  return text:sub(1, 1) == "/" and text or nil
 end
 
 -- Key (lower case) -> {attribute, parser, default as text}. The defaults are those of slurm_gpushare/config.py.
 M.KEYS = {
   partitions = { "partitions", names, "" },
   shardspergpu = { "shards_per_gpu", number(2, 64), "2" },
-  gpumodel = { "gpu_model", text_of, "v100" },
+  gpumodel = { "gpu_models", models, "v100" },
   gpuspernode = { "gpus_per_node", number(1, 64), "4" },
   slurmversion = { "slurm_version", version, "" },
   defcpupergpu = { "def_cpu_per_gpu", per_partition, "" },
   defmempergpu = { "def_mem_per_gpu_mib", per_partition, "" },
-  hookfile = { "hook_file", text_of, "/var/lib/gpushare/hook.sqlite" },
+  hookfile = { "hook_file", path_of, "/var/lib/gpushare/hook.sqlite" },
   leaseseconds = { "lease_s", number(1, 600), "30" },
   heartbeatseconds = { "heartbeat_s", number(5, 3600), "60" },
-  policy = { "policy", choice("gpushare", "paper", "fcfs", "random", "off"), "gpushare" },
+  policy = { "policy", choice("gpushare", "paper", "fcfs", "random", "shadow", "off"), "gpushare" },
+  sharegangs = { "share_gangs", choice("yes", "no"), "no" },
   rawshards = { "raw_shards", choice("deny", "allow"), "deny" },
 }
 
--- The settings in `text`, or nil and why not. Keys of other programs' concern are passed over.
+-- Keys of other programs' concern: their values are passed over.
+M.OTHERS = {}
+for key in ([[
+  storeurl spooldir recordsto mungesocket slurmuser nodeusers statedir publicdir dcgmjobmappingdir
+  sampleseconds interimseconds probeseconds backend tickseconds epiloghold keepdays objective shareacross
+  residentbudget guestcap memoryheadroom extendtimelimit onslowdown frameworkmemory pausemost
+]]):gmatch("%S+") do
+  M.OTHERS[key] = true
+end
+
+-- The settings in `text`, or nil and why not.
 function M.parse(text)
   local given = {}
-  for line in (text .. "\n"):gmatch("(.-)\r?\n") do
-    local name, value = line:gsub("#.*", ""):match("^%s*([%w_]+)%s*=%s*(.-)%s*$")
-    if name then
-      given[name:lower()] = value
+  for line in (text .. "\n"):gmatch("(.-)\n") do
+    line = line:gsub("#.*", ""):match("^[ \t\r]*(.-)[ \t\r]*$")
+    if line ~= "" then
+      local name, value = line:match("^([^=]-)[ \t\r]*=[ \t\r]*(.*)$")
+      local key = name and name:lower()
+      if not key or not (M.KEYS[key] or M.OTHERS[key]) or given[key] then
+        return nil, "bad line: " .. line
+      end
+      given[key] = value
     end
   end
   local settings = {}
@@ -106,9 +145,25 @@ function M.path()
   return "/etc/slurm/gpushare.conf"
 end
 
+-- Where the helper keeps the last gpushare.conf that it could read (slurm_gpushare/last_good.py).
+local function last_good(path)
+  local copy = os.getenv("GPUSHARE_LAST_GOOD")
+  local file = io.open(copy and copy ~= "" and copy or "/var/lib/gpushare/gpushare.conf.good", "r")
+  if not file then
+    return nil
+  end
+  local text = file:read("*a") or ""
+  file:close()
+  if text:match("^[^\n]*") ~= "# last good settings of " .. path then
+    return nil
+  end
+  return (M.parse(text))
+end
+
 local cached_text, cached, cached_why, looked_at
 
--- The settings in force, or nil and why not. The file is looked at again once a second at most.
+-- The settings in force, or nil, and what is wrong with the file if something is: then the last good ones stay in force.
+-- The file is looked at again once a second at most.
 function M.current(path)
   local now = os.time()
   if looked_at == now then
@@ -117,16 +172,20 @@ function M.current(path)
   looked_at = now
   path = path or M.path()
   local file, why = io.open(path, "r")
-  if not file then
-    cached_text, cached, cached_why = nil, nil, why or (path .. ": cannot be read")
-    return nil, cached_why
+  local text = file and file:read("*a")
+  if file then
+    file:close()
   end
-  local text = file:read("*a") or ""
-  file:close()
-  if text ~= cached_text then
-    cached_text = text
-    cached, cached_why = M.parse(text)
+  if not text then
+    cached_text, cached_why = nil, why or (path .. ": cannot be read")
+  elseif text ~= cached_text then
+    local found
+    found, cached_why = M.parse(text)
+    cached_text, cached = text, found or cached
     cached_why = cached_why and (path .. ": " .. cached_why)
+  end
+  if not cached then
+    cached = last_good(path)
   end
   return cached, cached_why
 end

@@ -6,29 +6,65 @@ local M = {}
 -- The four fields a GPU request may be in; --ntasks-per-gpu is the fifth way, --tres-per-task the sixth.
 M.FIELDS = { "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }
 
--- "gres/gpu:v100:2,nic" -> {{text=..., prefix="gres/", name="gpu", type="v100", count=2}, ...}.
--- An item that is not understood has no name.
-function M.parse(text)
-  local items = {}
-  if not text then
-    return items
+-- Fields longer than this are not taken apart. Slurm refuses them, but only after the hook.
+M.LONGEST = 1024
+
+-- Whether the text names GPUs or shards anywhere, in whatever form and case. Linear, and copies nothing.
+function M.mentions_shards(text)
+  return text:find("[sS][hH][aA][rR][dD]") ~= nil
+end
+
+function M.mentions(text)
+  return text:find("[gG][pP][uU]") ~= nil or M.mentions_shards(text)
+end
+
+-- The last word of a request as a count; nil if it is none. Nobody has a billion GPUs, and longer numbers overflow.
+local function count_of(word)
+  return #word <= 9 and word:match("^%d+$") and tonumber(word) or nil
+end
+
+-- Whether Slurm may read something else out of an item than this file does. It looks for "gres" anywhere in the text,
+-- so that "xgres:shard:1" is a shard.
+local function is_deceptive(body, name)
+  if not M.mentions(body) then
+    return false
+  elseif body:lower():find("gres", 1, true) then
+    return true
+  elseif name == "gpu" or name == "shard" then
+    return false
   end
+  local lowered = name:lower()
+  return lowered == "gpu" or lowered == "shard" or not name:match("^[%w_]+$") or M.mentions(body:sub(#name + 1))
+end
+
+local NONE = {} -- nobody adds to a list that `parse` has made
+
+-- "gres/gpu:v100:2,nic" -> {{text=..., prefix="gres/", name="gpu", type="v100", count=2}, ...}.
+-- An item that is not understood is marked as odd.
+function M.parse(text)
+  if not text or #text > M.LONGEST then
+    return NONE
+  end
+  local items = {}
   for item in text:gmatch("[^,]+") do
     local prefix = item:match("^gres[:/]") or ""
+    local body = item:sub(#prefix + 1)
     local words = {}
-    for word in (item:sub(#prefix + 1) .. ":"):gmatch("(.-)[:=]") do
+    for word in (body .. ":"):gmatch("(.-)[:=]") do
       words[#words + 1] = word
     end
     local parsed = { text = item, prefix = prefix, name = words[1]:lower() }
     local last = words[#words]
-    if #words == 1 then
+    if is_deceptive(body, words[1]) then
+      parsed.odd = true
+    elseif #words == 1 then
       parsed.count = 1
-    elseif #words == 2 and last:match("^%d+$") then
-      parsed.count = tonumber(last)
+    elseif #words == 2 and count_of(last) then
+      parsed.count = count_of(last)
     elseif #words == 2 and last:match("^%a") then
       parsed.type, parsed.count = last, 1
-    elseif #words == 3 and last:match("^%d+$") and words[2] ~= "" then
-      parsed.type, parsed.count = words[2], tonumber(last)
+    elseif #words == 3 and count_of(last) and words[2] ~= "" then
+      parsed.type, parsed.count = words[2], count_of(last)
     else
       parsed.odd = true -- a count with a unit, or a form of a later release
     end
@@ -46,11 +82,33 @@ function M.of(read)
   return asked
 end
 
--- Whether one of the requests names `name` ("gpu", "shard"), in whatever form.
-local function names(asked, name)
+-- Whether a field that names GPUs or shards is too long to be taken apart. Such a job is refused.
+function M.is_too_long(read)
+  for _, field in ipairs(M.FIELDS) do
+    local text = read(field)
+    if text and #text > M.LONGEST and M.mentions(text) then
+      return true
+    end
+  end
+  return false
+end
+
+-- Whether the job may ask for GPUs or shards at all: a quick look, before anything is taken apart.
+function M.speaks_of_gpus(read)
+  for _, field in ipairs(M.FIELDS) do
+    local text = read(field)
+    if text and M.mentions(text) then
+      return true
+    end
+  end
+  return (read("ntasks_per_tres") or 0) > 0
+end
+
+-- Whether `test` holds for one of the requests' items.
+local function any(asked, test)
   for _, field in ipairs(M.FIELDS) do
     for _, item in ipairs(asked[field]) do
-      if item.name == name then
+      if test(item) then
         return true
       end
     end
@@ -59,11 +117,31 @@ local function names(asked, name)
 end
 
 function M.asks_for_shards(asked)
-  return names(asked, "shard")
+  return any(asked, function(item)
+    return item.name == "shard" or (item.odd and M.mentions_shards(item.text))
+  end)
 end
 
 function M.asks_for_gpus(read, asked)
-  return names(asked, "gpu") or (read("ntasks_per_tres") or 0) > 0
+  return (read("ntasks_per_tres") or 0) > 0
+    or any(asked, function(item)
+      return item.name == "gpu" or (item.odd and M.mentions(item.text))
+    end)
+end
+
+-- Whether GPUs or shards are asked for in a way that this file does not understand.
+function M.is_unclear(asked)
+  return any(asked, function(item)
+    return item.odd and M.mentions(item.text)
+  end)
+end
+
+-- Whether the request has shards that are less than a card. All shards of one are a whole GPU, as this hook writes it
+-- itself on old releases.
+function M.has_part_of_a_card(asked, shards_per_gpu)
+  return any(asked, function(item)
+    return (item.name == "shard" and item.count ~= shards_per_gpu) or (item.odd and M.mentions_shards(item.text))
+  end)
 end
 
 -- `features` and `model`, or nil where the expression cannot be extended without changing what it means.
@@ -71,6 +149,9 @@ end
 function M.with_feature(features, model)
   if not features or features == "" then
     return model
+  end
+  if #features > M.LONGEST then
+    return features .. "&" .. model -- Slurm will refuse it, whatever it means
   end
   if features:find("[", 1, true) or features:find("]", 1, true) then
     local before, after = features:match("^([^%[%]|*]*)%[[^%[%]*]*%](.*)$")
@@ -82,7 +163,7 @@ function M.with_feature(features, model)
   if features:find("*", 1, true) then
     return nil
   end
-  local top = features:gsub("%b()", "")
+  local top = features:gsub("%([^()]*%)", "")
   if top:find("[()]") then
     return nil
   end
@@ -100,26 +181,53 @@ function M.with_feature(features, model)
   return "(" .. features .. ")&" .. model
 end
 
--- gpu:MODEL:N -> gpu:N plus the feature, since with one type an index no GPU has the type MODEL.
--- The changes as {field = value}; nil if there is nothing to do; false if it cannot be done.
-function M.without_model(asked, model, features)
-  local wanted, found = {}, false
-  for _, field in ipairs(M.FIELDS) do
-    local texts, changed = {}, false
-    for _, item in ipairs(asked[field]) do
-      if item.name == "gpu" and item.type == model and not item.odd then
-        texts[#texts + 1] = string.format("%s%s:%d", item.prefix, item.name, item.count)
-        changed = true
-      else
-        texts[#texts + 1] = item.text
-      end
-    end
-    if changed then
-      wanted[field] = table.concat(texts, ",")
-      found = true
+-- The one of `models` that a constraint asks for, nil if it leaves the choice open.
+function M.named_model(features, models)
+  if not features or #features > M.LONGEST or not features:match("^[%w_.&,-]+$") then
+    return nil
+  end
+  for name in features:gmatch("[^&,]+") do
+    if models[name] then
+      return name
     end
   end
-  if not found then
+  return nil
+end
+
+-- One field's items without the type where it is one of `models`: its text, and that model. nil if there is none of
+-- them; false if there are two, since both would become the same request.
+function M.untyped(items, models)
+  local texts, model = {}, nil
+  for _, item in ipairs(items) do
+    if item.name == "gpu" and item.type and models[item.type] and not item.odd then
+      if model then
+        return false
+      end
+      model = item.type
+      local separator = item.text:match("([:=])%d+$") or ":"
+      texts[#texts + 1] = string.format("%s%s%s%d", item.prefix, item.name, separator, item.count)
+    else
+      texts[#texts + 1] = item.text
+    end
+  end
+  return model and table.concat(texts, ",") or nil, model
+end
+
+-- gpu:MODEL:N -> gpu:N plus the feature, since with one type an index no GPU has the type MODEL.
+-- The changes as {field = value}; nil if there is nothing to do; false if it cannot be done.
+function M.without_model(asked, models, features)
+  local wanted, model = {}, nil
+  for _, field in ipairs(M.FIELDS) do
+    local text, found
+    if asked[field][1] then
+      text, found = M.untyped(asked[field], models)
+    end
+    if text == false or (found and model and found ~= model) then
+      return false -- two models in one job
+    end
+    wanted[field], model = text, found or model
+  end
+  if not model then
     return nil
   end
   local extended = M.with_feature(features, model)
@@ -133,10 +241,13 @@ function M.without_model(asked, model, features)
 end
 
 -- From 24.05 sbatch repeats -c N as "cpu=N" in tres_per_task: not a resource of its own.
-local function without_cpus(field, items)
+function M.without_cpus(field, items)
+  if field ~= "tres_per_task" then
+    return items
+  end
   local others = {}
   for _, item in ipairs(items) do
-    if not (field == "tres_per_task" and item.name == "cpu") then
+    if item.name ~= "cpu" then
       others[#others + 1] = item
     end
   end
@@ -158,7 +269,7 @@ end
 function M.single_gpu(read, asked)
   local items, per = {}, {}
   for _, field in ipairs(M.FIELDS) do
-    local parsed = without_cpus(field, asked[field])
+    local parsed = M.without_cpus(field, asked[field])
     if #parsed > 1 then
       return nil, "it asks for several kinds of resources"
     elseif parsed[1] then
@@ -224,7 +335,7 @@ function M.single_gpu(read, asked)
 end
 
 -- The number in "gres/gpu:8" (--cpus-per-gpu, --mem-per-gpu); false if it is something else.
-local function per_gpu_number(text)
+function M.per_gpu_number(text)
   local items = M.parse(text)
   if #items ~= 1 or items[1].name ~= "gpu" or items[1].type or items[1].odd or items[1].count < 1 then
     return false
@@ -254,7 +365,7 @@ function M.carry_along(read, single, default_cpus, default_mem_mib)
     cpus = nil
   end
   if read("cpus_per_tres") then
-    cpus = per_gpu_number(read("cpus_per_tres"))
+    cpus = M.per_gpu_number(read("cpus_per_tres"))
     if not cpus then
       return nil, "its --cpus-per-gpu is not understood"
     end
@@ -270,7 +381,7 @@ function M.carry_along(read, single, default_cpus, default_mem_mib)
   end
 
   if read("mem_per_tres") then
-    local mem_mib = per_gpu_number(read("mem_per_tres"))
+    local mem_mib = M.per_gpu_number(read("mem_per_tres"))
     if not mem_mib then
       return nil, "its --mem-per-gpu is not understood"
     end
@@ -301,6 +412,35 @@ function M.per_node(read, single, wanted, prefix, request)
     wanted.min_nodes, wanted.max_nodes = 1, 1
   end
   return wanted
+end
+
+-- Whether the job says how much memory it needs. Else Slurm's default counts, which may be so much a CPU.
+local function names_memory(read, wanted)
+  return wanted.min_mem_per_node or read("min_mem_per_node") or read("min_mem_per_cpu")
+end
+
+-- `cpus` in all, as a workload's curve says, in place of the CPUs in `wanted` (made by `carry_along` and `per_node`) and
+-- in the job. Memory stays what it was. The CPUs that it asks for now, and those before; false and the CPUs before
+-- where fewer might mean less memory than the job needs.
+function M.with_cpus(read, single, wanted, cpus)
+  local before = wanted.cpus_per_task or read("cpus_per_task") or 1
+  local per_task = math.max(1, math.ceil(cpus / single.tasks))
+  if per_task < before and not names_memory(read, wanted) then
+    return false, before * single.tasks
+  elseif per_task ~= before then
+    if read("min_mem_per_cpu") and not wanted.min_mem_per_node then
+      wanted.min_mem_per_node = read("min_mem_per_cpu") * before * single.tasks
+    end
+    wanted.cpus_per_task = per_task
+    wanted.min_cpus = per_task * single.tasks
+    if (read("pn_min_cpus") or 0) <= before then -- else it is the user's own --mincpus
+      wanted.pn_min_cpus = per_task
+    end
+    if wanted.tres_per_task and wanted.tres_per_task ~= "" then
+      wanted.tres_per_task = string.format("cpu%s%d", wanted.tres_per_task:match("[:=]") or "=", per_task)
+    end
+  end
+  return per_task * single.tasks, before * single.tasks
 end
 
 return M

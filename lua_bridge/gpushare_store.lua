@@ -1,20 +1,16 @@
 -- hook.sqlite, the small file that the helper maintains: one look-up by primary key, read-only.
 
+local load = ...
+local is_token = load("gpushare_consent").is_token
+
 local M = {}
 
 -- A replaced or moved file is noticed when the connection is made anew; making one costs a tenth of a millisecond.
 M.REOPEN_SECONDS = 2
 -- The helper's own transactions take about this long; slurmctld must not wait longer.
 M.BUSY_MILLISECONDS = 5
-M.TOKEN_MIN, M.TOKEN_MAX = 16, 32
 
 local driver, environment, connection, opened_at, opened_path
-
--- At least 80 bits of base 32, as in slurm_gpushare/slurm/tag.py. Nothing else ever meets SQL.
-function M.is_token(text)
-  local random = type(text) == "string" and text:match("^gs%-([a-z2-7]+)$")
-  return random ~= nil and random ~= false and #random >= M.TOKEN_MIN and #random <= M.TOKEN_MAX
-end
 
 function M.close()
   if connection then
@@ -48,52 +44,64 @@ end
 
 local function query(token)
   local cursor, why = connection:execute(
-    "SELECT (SELECT heartbeat_s FROM helper WHERE id = 1), uid, cluster FROM workload WHERE token = '" .. token .. "'"
+    "SELECT heartbeat_s, gangs, uid, clusters, cpus FROM helper LEFT JOIN workload ON token = '"
+      .. token
+      .. "' WHERE id = 1"
   )
   if not cursor or type(cursor) == "number" then
     error(tostring(why))
   end
-  local ok, heartbeat, uid, cluster = pcall(cursor.fetch, cursor)
+  local ok, heartbeat_s, gangs, uid, clusters, cpus = pcall(cursor.fetch, cursor)
   pcall(cursor.close, cursor)
   if not ok then
-    error(heartbeat, 0)
+    error(heartbeat_s, 0)
   end
-  return tonumber(heartbeat), tonumber(uid), tonumber(cluster)
+  return {
+    heartbeat_s = tonumber(heartbeat_s),
+    gangs = tonumber(gangs),
+    uid = tonumber(uid),
+    clusters = clusters,
+    cpus = tonumber(cpus),
+  }
 end
 
--- What is known of `token`: {uid, cluster, heartbeat_s}, or nil if nothing. Raises when the file cannot be read.
+-- Takes "MODEL=CLUSTER/GPUS,..." apart: the cluster on each GPU model on which the workload was measured, and on how
+-- many GPUs that was.
+local function by_model(text)
+  local clusters, gpus = {}, {}
+  for model, cluster, count in (text or ""):gmatch("([^,=]+)=(%d+)/?(%d*)") do
+    clusters[model], gpus[model] = tonumber(cluster), tonumber(count) or 1
+  end
+  return clusters, gpus
+end
+
+-- What is known of `token`: {uid, clusters and gpus by model, cpus = those that its curve says, if it has one}, empty if
+-- nothing is; and of the helper: {heartbeat_s, gangs = 1 where gangs may share}. Raises when the file cannot be read.
 function M.look_up(path, token)
-  if not M.is_token(token) then
+  if not is_token(token) then
     error("not a token")
   end
   local now = os.time()
   if connection and (opened_path ~= path or now < opened_at or now - opened_at >= M.REOPEN_SECONDS) then
     M.close()
   end
-  local heartbeat, uid, cluster
   local fresh = connection == nil
   if fresh then
     open(path)
   end
-  local ok, why = pcall(function()
-    heartbeat, uid, cluster = query(token)
-  end)
+  local ok, found = pcall(query, token)
   if not ok and not fresh then
     -- The file may have been replaced under an open connection: one more try with a new one.
     M.close()
     open(path)
-    ok, why = pcall(function()
-      heartbeat, uid, cluster = query(token)
-    end)
+    ok, found = pcall(query, token)
   end
   if not ok then
     M.close()
-    error(why, 0)
+    error(found, 0)
   end
-  if uid == nil then
-    return nil
-  end
-  return { uid = uid, cluster = cluster, heartbeat_s = heartbeat }
+  found.clusters, found.gpus = by_model(found.clusters)
+  return found
 end
 
 return M

@@ -18,25 +18,73 @@ gs_conf_file() {
   fi
 }
 
-# Sets gs_partitions, gs_state_dir, gs_dcgm_dir from gpushare.conf; false if there is none to read.
-gs_read_conf() {
-  local line key value
-  gs_conf_file
-  gs_partitions='' gs_state_dir=/run/gpushare gs_dcgm_dir=''
-  [[ -r $gs_conf ]] || return 1
+# The keys of gpushare.conf (slurm_gpushare/config.py): a line with any other is a mistake.
+GS_KEYS=" partitions shardspergpu gpumodel gpuspernode slurmversion defcpupergpu defmempergpu storeurl hookfile spooldir \
+recordsto mungesocket slurmuser nodeusers statedir publicdir dcgmjobmappingdir sampleseconds interimseconds \
+probeseconds backend leaseseconds tickseconds epiloghold keepdays heartbeatseconds policy objective shareacross \
+sharegangs residentbudget guestcap memoryheadroom extendtimelimit frameworkmemory onslowdown pausemost rawshards "
+
+# Takes blanks off both ends of $1; sets gs_trimmed.
+gs_trim() {
+  gs_trimmed=${1#"${1%%[! $'\t\r']*}"}
+  gs_trimmed=${gs_trimmed%"${gs_trimmed##*[! $'\t\r']}"}
+}
+
+# Sets gs_partitions, gs_state_dir and what else the scripts need from file $1; false if there is none, or if it has a
+# mistake: what could be read is then set all the same.
+gs_parse_conf() {
+  local line key value seen=' ' bad=0
+  gs_partitions='' gs_state_dir=/run/gpushare gs_dcgm_dir='' gs_spool_dir=/var/spool/gpushare gs_slurm_user=slurm
+  gs_hold_s=1 gs_framework_memory=grow
+  [[ -r $1 && ! -d $1 ]] || return 1
   while IFS= read -r line || [[ -n $line ]]; do
-    line=${line%%#*}
-    [[ $line == *=* ]] || continue
-    key=${line%%=*} value=${line#*=}
-    key=${key//[[:space:]]/}
-    value=${value#"${value%%[![:space:]]*}"}
-    value=${value%"${value##*[![:space:]]}"}
-    case ${key,,} in
-      partitions) gs_partitions=${value//[[:space:]]/} ;;
-      statedir) gs_state_dir=$value ;;
-      dcgmjobmappingdir) gs_dcgm_dir=$value ;;
+    gs_trim "${line%%#*}"
+    line=$gs_trimmed
+    [[ -n $line ]] || continue
+    [[ $line == *=* ]] || { bad=1; continue; }
+    gs_trim "${line%%=*}"
+    key=${gs_trimmed,,}
+    gs_trim "${line#*=}"
+    value=$gs_trimmed
+    [[ $key =~ ^[a-z]+$ && $GS_KEYS == *" $key "* && $seen != *" $key "* ]] || { bad=1; continue; }
+    seen+="$key "
+    case $key in
+      partitions) gs_read_names "$value" && gs_partitions=$gs_names || bad=1 ;;
+      statedir) [[ $value == /* ]] && gs_state_dir=$value || bad=1 ;;
+      dcgmjobmappingdir) [[ -z $value || $value == /* ]] && gs_dcgm_dir=$value || bad=1 ;;
+      spooldir) [[ $value == /* ]] && gs_spool_dir=$value || bad=1 ;;
+      slurmuser) [[ -n $value ]] && gs_slurm_user=$value || bad=1 ;;
+      epiloghold) [[ $value =~ ^(0*[01](\.[0-9]*)?|0*2(\.0*)?|\.[0-9]+)$ ]] && gs_hold_s=$value || { gs_hold_s=0 bad=1; } ;;
+      frameworkmemory) [[ ${value,,} == grow || ${value,,} == leave ]] && gs_framework_memory=${value,,} || bad=1 ;;
     esac
-  done <"$gs_conf"
+  done <"$1"
+  ((!bad))
+}
+
+# Sets gs_names to the names in a list with commas; false if one of them has a blank in it.
+gs_read_names() {
+  local part rest=$1,
+  gs_names=''
+  while [[ -n $rest ]]; do
+    gs_trim "${rest%%,*}"
+    part=$gs_trimmed rest=${rest#*,}
+    [[ $part != *[$' \t\r']* ]] || return
+    [[ -z $part ]] || gs_names+=${gs_names:+,}$part
+  done
+}
+
+# Reads gpushare.conf; where it is away or has a mistake, the copy of the last good one that a sampler has kept
+# (slurm_gpushare/last_good.py). False if there is neither: what could be read is then set all the same.
+gs_read_conf() {
+  local copy=${GPUSHARE_LAST_GOOD:-/var/lib/gpushare/gpushare.conf.good} first=''
+  gs_conf_file
+  gs_parse_conf "$gs_conf" && return
+  if [[ -r $copy ]]; then
+    IFS= read -r first <"$copy"
+    [[ $first == "# last good settings of $gs_conf" ]] && gs_parse_conf "$copy" && return
+    gs_parse_conf "$gs_conf"
+  fi
+  return 1
 }
 
 # Sets gs_job, gs_node, gs_node_dir from Slurm's environment; false if this is no job's prolog or epilog.
@@ -45,6 +93,11 @@ gs_read_job() {
   gs_node=${SLURMD_NODENAME:-$(hostname -s)}
   [[ $gs_job =~ ^[0-9]{1,10}$ && $gs_node =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || return 1
   gs_node_dir=$gs_state_dir/nodes/$gs_node
+}
+
+# Whether the job runs in a partition whose jobs share.
+gs_is_shared_partition() {
+  [[ -n ${SLURM_JOB_PARTITION:-} && ,$gs_partitions, == *,"$SLURM_JOB_PARTITION",* ]]
 }
 
 # Sets gs_gpus to the job's GPU indices: SLURM_JOB_GPUS is "0,2" or "0-3"; CUDA_VISIBLE_DEVICES may be UUIDs.
@@ -57,6 +110,16 @@ gs_read_gpus() {
     for ((; 10#$first <= 10#$last; first++)); do gs_gpus+=("$((10#$first))"); done
   done
   ((${#gs_gpus[@]}))
+}
+
+# Sets gs_gpus to those that the sampler found, where Slurm did not say.
+gs_read_registered_gpus() {
+  local file
+  gs_gpus=()
+  for file in "$gs_node_dir"/gpus/*/"$gs_job"; do
+    file=${file%/*}
+    [[ ${file##*/} =~ ^[0-9]{1,3}$ ]] && gs_gpus+=("${file##*/}")
+  done
 }
 
 # Sets gs_stat to the fields of process $1's stat from the third on; false if there is no such process.
@@ -73,22 +136,41 @@ gs_is_process() {
   gs_read_stat "$1" && [[ ${gs_stat[GS_START]} == "$2" ]]
 }
 
-# Adds ($1 = add) or removes the job's line in DCGM's job mapping file of each of its GPUs, leaving all others.
+# Makes a lock file that only we can open: whoever can open one can hold the lock.
+gs_private_lock() {
+  [[ -e $1 ]] || (umask 077 && : >>"$1")
+  chmod 600 -- "$1"
+}
+
+# Adds ($1 = add) the job's line to DCGM's job mapping file of each of its GPUs, or removes it from all files: the sampler
+# may have added it to some that Slurm does not name (slurm_gpushare/telemetry/dcgm.py). Others' lines stay.
 gs_dcgm() {
-  local gpu file line kept
-  [[ -n $gs_dcgm_dir ]] && mkdir -p "$gs_dcgm_dir" || return 0
+  local gpu file line kept found gpus=("${gs_gpus[@]}")
+  [[ -n $gs_dcgm_dir ]] && (umask 022 && mkdir -p "$gs_dcgm_dir") || return 0
+  gs_private_lock "$gs_dcgm_dir/.gpushare.lock"
   {
     flock -w 0.2 9 || return 0
-    for gpu in "${gs_gpus[@]}"; do
-      file=$gs_dcgm_dir/$gpu kept=''
+    if [[ $1 != add ]]; then
+      gpus=()
+      for file in "$gs_dcgm_dir"/*; do [[ ${file##*/} =~ ^[0-9]{1,3}$ ]] && gpus+=("${file##*/}"); done
+    fi
+    for gpu in "${gpus[@]}"; do
+      file=$gs_dcgm_dir/$gpu kept='' found=''
       if [[ -r $file ]]; then
         while IFS= read -r line || [[ -n $line ]]; do
-          [[ -z $line || $line == "$gs_job" ]] || kept+=$line$'\n'
+          [[ $line == "$gs_job" ]] && found=1 && continue
+          [[ -z $line ]] || kept+=$line$'\n'
         done <"$file"
       fi
+      [[ $1 == add || -n $found ]] || continue
       [[ $1 == add ]] && kept+=$gs_job$'\n'
       # In place: exporters watch the file itself, and the lock keeps our own writers apart.
-      if [[ -n $kept ]]; then printf '%s' "$kept" >"$file"; else rm -f -- "$file"; fi
+      # Readable for the exporter, whatever our umask.
+      if [[ -n $kept ]]; then
+        printf '%s' "$kept" >"$file" && chmod 644 -- "$file"
+      else
+        rm -f -- "$file"
+      fi
     done
   } 9>"$gs_dcgm_dir/.gpushare.lock"
 }

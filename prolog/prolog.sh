@@ -1,5 +1,5 @@
 #!/bin/bash
-# Prolog drop-in: starts the sampler of a job that was given GPUs on a shared partition, and returns.
+# Prolog drop-in: starts the sampler of a job that runs on a shared partition, and returns.
 # Runs as root. Always exits 0: anything else drains the node and holds the job.
 
 gs_here=$(readlink -f -- "${BASH_SOURCE[0]}") || exit 0
@@ -18,8 +18,14 @@ find_python() {
 
 # Detached for good: own session, no descriptor of slurmd's, low priority. slurmd kills the prolog's process group
 # when the prolog ends, and waits for its output to close; neither reaches a sampler started like this.
+#
+# Its environment is empty but for what it needs: what somebody else may have put into slurmd's or into the job's must
+# not reach a process of root's. GPUSHARE_KEEP_ENV names further variables, such as a driver's in an unusual place.
 start_sampler() {
-  local fd i
+  local fd i name kept=()
+  for name in PATH SLURM_CONF GPUSHARE_CONF GPUSHARE_LAST_GOOD ${GPUSHARE_KEEP_ENV:-}; do
+    [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ && -n ${!name:-} ]] && kept+=("$name=${!name}")
+  done
   (
     cd / || exit
     for fd in /proc/"$BASHPID"/fd/*; do
@@ -28,7 +34,8 @@ start_sampler() {
     done
     trap '' TERM INT HUP # until the sampler is up: an epilog may come before that
     IFS=, # joins the GPUs
-    exec setsid nice -n 10 "$python" -m slurm_gpushare.telemetry.sampler "$gs_job" "$gs_node" "${gs_gpus[*]}"
+    exec env -i "${kept[@]}" setsid nice -n 10 "$python" -I -m slurm_gpushare.telemetry.sampler \
+      "$gs_job" "$gs_node" "${gs_gpus[*]}"
   ) </dev/null >>"$gs_node_dir/sampler.log" 2>&1 &
   pid=$!
   # To return before it has its own session would be to have it killed.
@@ -39,12 +46,36 @@ start_sampler() {
   done
 }
 
+# Users may enter what leads to their job's files, and list or write nothing.
+make_directories() {
+  local directory
+  for directory in "$gs_state_dir" "$gs_state_dir/nodes" "$gs_node_dir" "$gs_node_dir/epoch" "$gs_node_dir/tokens"; do
+    [[ -d $directory ]] || install -d -m 711 "$directory" || return
+  done
+  mkdir -p "$gs_node_dir/jobs" "${gs_gpus[@]/#/$gs_node_dir/gpus/}"
+}
+
+# Where the job may tell that its epoch is over, by touching it: a null device of the job's user, so that neither its
+# size nor the number of files can grow. It is touched once its time is later than 1970.
+make_epoch_file() {
+  [[ ${SLURM_JOB_UID:-} =~ ^[0-9]+$ && ! -e $1 ]] || return
+  mknod -m 200 "$1" c 1 3 && touch -d @0 "$1" && chown "$SLURM_JOB_UID" "$1" || rm -f -- "$1"
+}
+
+# Whether the job's comment has our word.
+takes_part() {
+  [[ ${SLURM_JOB_COMMENT:-} == *[gG][pP][uU][sS][hH][aA][rR][eE][:=]* ]]
+}
+
 main() {
   local pid_file pid start gpu
-  gs_read_conf && gs_read_job && gs_read_gpus || return
-  [[ -n ${SLURM_JOB_PARTITION:-} && ,$gs_partitions, == *,"$SLURM_JOB_PARTITION",* ]] || return
-  umask 022
-  mkdir -p "$gs_node_dir/jobs" "$gs_node_dir/epoch" "${gs_gpus[@]/#/$gs_node_dir/gpus/}" || return
+  gs_read_conf # with a mistake in it and no earlier copy: the sampler says in its log what the mistake is
+  gs_read_job && gs_is_shared_partition || return
+  # A job with our word and without GPUs: slurmctld has just started and does not say, and the sampler finds out. Any
+  # other without GPUs is a CPU job, of which a node may have hundreds.
+  gs_read_gpus || takes_part || return
+  umask 077
+  make_directories || return
   for gpu in "${gs_gpus[@]}"; do
     : >"$gs_node_dir/gpus/$gpu/$gs_job"
   done
@@ -54,10 +85,9 @@ main() {
   if read -r pid start _ 2>/dev/null <"$pid_file" && gs_is_process "$pid" "$start"; then
     return # run twice: the first sampler is at work
   fi
-  # Where the job may tell that its epoch is over: a directory of its own, which nobody else can write to.
-  if [[ ${SLURM_JOB_UID:-} =~ ^[0-9]+$ && ! -e $gs_node_dir/epoch/$gs_job ]]; then
-    install -d -m 700 -o "$SLURM_JOB_UID" "$gs_node_dir/epoch/$gs_job"
-  fi
+  make_epoch_file "$gs_node_dir/epoch/$gs_job"
+  # The task prolog, which is told no comment, must know it too.
+  takes_part && : >"$gs_node_dir/tokens/$gs_job"
   find_python
   start_sampler || return
   echo "$pid ${gs_stat[GS_START]}" >"$pid_file"

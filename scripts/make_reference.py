@@ -103,11 +103,14 @@ def man_configuration() -> str:
         "One",
         ".I Key=Value",
         "a line, beside slurm.conf; keys are case\\-insensitive, # starts a comment, an unknown key is an error.",
-        "The submit hook notices a changed file by itself; the helper re\\-reads it on SIGHUP.",
+        "The submit hook notices a changed file by itself; the helper does so too, within a tick.",
         ".SH KEYS",
     ]
     for key in KEYS:
-        lines += [".TP", f".B {key.name}", roff(key.help), f"Default: {roff(key.default) or 'none'}."]
+        lines += [".TP", f".B {key.name}", roff(key.help)]
+        if key.values:
+            lines.append(f"Values: {roff(', '.join(key.values))}.")
+        lines.append(f"Default: {roff(key.default) or 'none'}.")
     lines += [".SH SEE ALSO", ".BR gpushare (1), slurm.conf (5)"]
     return "\n".join(lines) + "\n"
 
@@ -141,9 +144,22 @@ def page_configuration() -> str:
         "One `Key=Value` a line, beside `slurm.conf` (`GPUSHARE_CONF` overrides). Keys are case-insensitive,\n"
         "`#` starts a comment, an unknown key is an error with its line number.\n"
     )
-    parts.append("| key | default | meaning |\n|---|---|---|")
-    parts += [f"| `{key.name}` | {f'`{key.default}`' if key.default else 'none'} | {cell(key.help)} |" for key in KEYS]
+    parts.append("| key | default | values | meaning |\n|---|---|---|---|")
+    parts += [
+        f"| `{key.name}` | {f'`{key.default}`' if key.default else 'none'} "
+        f"| {', '.join(f'`{value}`' for value in key.values)} | {cell(key.help)} |"
+        for key in KEYS
+    ]
     return "\n".join(parts) + "\n"
+
+
+def example_configuration() -> str:
+    """Every key at its default, commented out."""
+    lines = ["# gpushare.conf, beside slurm.conf. 'gpushare configure --write' makes one for your site.", ""]
+    for key in KEYS:
+        values = f" One of: {', '.join(key.values)}." if key.values else ""
+        lines += [f"# {key.help}{values}", f"#{key.name}={key.default}", ""]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -152,6 +168,7 @@ def main() -> None:
         "share/man/gpushare.conf.5": man_configuration(),
         "docs/commands.md": page_commands(),
         "docs/configuration.md": page_configuration(),
+        "share/examples/gpushare.conf": example_configuration(),
     }
     stale = [name for name, text in files.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:

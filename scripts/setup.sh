@@ -10,6 +10,7 @@ packages=(
   mariadb-server debootstrap
   lua5.1 lua5.3 lua5.4 lua-sql-sqlite3 sqlite3 binutils
   chromium fonts-dejavu-core
+  rpm zstd systemd
 )
 
 missing=()
@@ -35,11 +36,20 @@ if ((${#missing[@]})); then
 fi
 
 stamp=.venv/.installed
-wanted=$(sha256sum setup.cfg pyproject.toml scripts/setup.sh | sha256sum)
+lock=requirements/test.txt
+wanted=$(sha256sum setup.cfg pyproject.toml scripts/setup.sh "$lock" | sha256sum)
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   echo "setup: making .venv"
   [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv .venv
-  .venv/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip setuptools
-  .venv/bin/python -m pip install -qq --disable-pip-version-check --editable '.[test,plots,mariadb]'
+  pip=(.venv/bin/python -m pip install -qq --disable-pip-version-check)
+  if .venv/bin/python -c 'import platform, sys; sys.exit((sys.version_info[:2], platform.machine()) != ((3, 11), "x86_64"))'; then
+    # Exactly the files that were locked: what an index offers today, or in somebody's name, does not get in.
+    "${pip[@]}" --require-hashes --requirement "$lock"
+    "${pip[@]}" --no-deps --no-build-isolation --editable .
+  else
+    echo "setup: $lock is for Python 3.11 on x86_64; here pip chooses versions"
+    "${pip[@]}" --upgrade pip setuptools
+    "${pip[@]}" --editable '.[controller,mariadb,paper,test]'
+  fi
   printf '%s' "$wanted" >"$stamp"
 fi

@@ -38,5 +38,22 @@ class BadInput(GpushareError):
     exit_code = Exit.USAGE
 
 
+class NotInstalled(GpushareError):
+    """Part of the package that this machine was not set up for."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(
+            f"the Python module '{module}' is not installed here",
+            f"This needs: pip install 'slurm-gpushare[{extra}]'.",
+        )
+
+
+EXTRA_OF = {
+    "numpy": "controller", "scipy": "controller", "sklearn": "controller", "sqlalchemy": "controller",
+    "pymysql": "mariadb", "matplotlib": "plots",
+}  # fmt: skip
+"""The extra of setup.cfg that brings a module: a compute or login node has none of them."""
+
+
 class ConfigError(BadInput):
     """gpushare.conf cannot be used as it is written."""

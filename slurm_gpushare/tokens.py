@@ -1,6 +1,6 @@
 """A user's tokens: names that stay in the user's home, random ids that travel.
 
-The file has one workload a line, ``TOKEN NAME``, mode 600. The client-side filter (Lua) reads it too.
+The user's file has one workload a line, ``TOKEN NAME``, mode 600. The client-side filter (Lua) reads it too.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import fcntl
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from slurm_gpushare.atomic_files import replace_text
 from slurm_gpushare.errors import BadInput, GpushareError
 
 # At least 80 bits: 16 characters of base 32 and up. The hook has the same pattern.
@@ -32,6 +33,14 @@ class NamedToken:
 
     token: str
     name: str
+
+
+class OwnedToken(NamedTuple):
+    """Whose a job is, and with which token it ran."""
+
+    token: str | None
+    """None: the job took no part in sharing."""
+    uid: int
 
 
 def new_token() -> str:
@@ -104,16 +113,7 @@ class TokenFile:
     def _write(self, items: list[NamedToken]) -> None:
         text = "".join(f"{item.token} {item.name}\n" for item in items)
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".tokens.", dir=self.path.parent)  # mode 600
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            replace_text(self.path, text, 0o600, sync=True)
         except OSError as why:
             raise GpushareError(f"{self.path}: cannot be written: {_reason(why)}") from why
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_gpushare.testbed.emulator.card import Card
+from slurm_gpushare.testbed.emulator.card import EmulatedCard
 from slurm_gpushare.testbed.emulator.node import card_path
 
 NODE = "gpu0"
@@ -69,8 +69,8 @@ class EmulatedNode:
         own = {"GPUSHARE_EMU_DIR": str(self.emu_dir), "GPUSHARE_EMU_NODE": NODE, "LD_LIBRARY_PATH": str(self.lib_dir)}
         return {**slurm_free, **own, **more}
 
-    def card(self, gpu: int = 0) -> Card:
-        return Card(card_path(self.emu_dir, NODE, gpu))
+    def card(self, gpu: int = 0) -> EmulatedCard:
+        return EmulatedCard(card_path(self.emu_dir, NODE, gpu))
 
     def python(self, code: str, **more_env: str) -> subprocess.Popen[str]:
         """Start a Python of its own, since a process loads one libnvidia-ml.so.1 in its life."""
@@ -86,9 +86,12 @@ class EmulatedNode:
     def job(self, *arguments: str, **more_env: str) -> subprocess.Popen[str]:
         """Start an emulated training job."""
         return subprocess.Popen(
-            [sys.executable, "-m", "slurm_gpushare.testbed.workload", *arguments], env=self.env(**more_env), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "slurm_gpushare.testbed.job.workload", *arguments],
+            env=self.env(**more_env),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def run_job(self, *arguments: str, **more_env: str) -> tuple[int, str, str]:
         """Exit code, output and error output of a job that has ended."""

@@ -16,14 +16,16 @@ from pathlib import Path
 
 from slurm_gpushare.slurm.accounting import AccountingQuery, sacct_arguments
 from slurm_gpushare.slurm.nodes import sinfo_arguments
-from slurm_gpushare.slurm.queue import squeue_arguments
+from slurm_gpushare.slurm.queue import COLUMNS, COMMENT_COLUMNS, squeue_arguments, squeue_settings
 from slurm_gpushare.slurm.runner import environment
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.daemons import wait_until
-from slurm_gpushare.testbed.jobs import submit, wait_for
-from slurm_gpushare.testbed.layout import Shape
+from slurm_gpushare.slurm.table import time_format
+from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
+from slurm_gpushare.testbed.slurm.daemons import wait_until
+from slurm_gpushare.testbed.slurm.layout import Shape
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 DELIMITER = "~00000000~"
+MARK = "~11111111~"
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 SLEEP = "sleep 600"
 TAG = "GS1:c=2;t=gs-aaaaaaaaaaaaaaaaaaaa;o=gpu:1;g=gpu0:0"
@@ -62,7 +64,8 @@ def record(testbed: Testbed, out: Path) -> None:
     """Write every answer; what names this machine is replaced."""
     out.mkdir(parents=True, exist_ok=True)
     questions: dict[str, Sequence[str]] = {
-        "squeue": squeue_arguments(DELIMITER),
+        "squeue": squeue_arguments(),
+        "comments": squeue_arguments(),
         "sinfo": sinfo_arguments(DELIMITER),
         "sacct": sacct_arguments(AccountingQuery(start="now-1hour"), DELIMITER),
         "version": ["sinfo", "--version"],
@@ -71,7 +74,10 @@ def record(testbed: Testbed, out: Path) -> None:
         "reservations": ["scontrol", "--all", "--oneliner", "show", "reservation"],
     }
     for name, argv in questions.items():
-        asked = subprocess.run(argv, env=environment(testbed.env), capture_output=True, text=True, check=True)
+        columns = COMMENT_COLUMNS if name == "comments" else COLUMNS
+        env = {**environment(testbed.env), **squeue_settings(columns, DELIMITER)}
+        env |= time_format(MARK) if name == "sacct" else {}
+        asked = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
         if asked.stderr.strip():
             print(f"{name}: {asked.stderr.strip()}")  # e.g. a column that this release does not have
         text = asked.stdout.replace(str(testbed.dir), "/testbed").replace(socket.gethostname(), "controller")

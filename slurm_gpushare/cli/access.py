@@ -1,16 +1,35 @@
-"""What this user may read: settings where there are any, the store where it is theirs."""
+"""What this user may read: gpushare.conf, and the store or what the helper published."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.config import Config, load_config
-from slurm_gpushare.errors import ConfigError, GpushareError
+from slurm_gpushare.config import KEYS, Config, load_config
+from slurm_gpushare.errors import ConfigError, GpushareError, NotInstalled
+from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 
 if TYPE_CHECKING:
     from slurm_gpushare.store.store import Store
+
+_PUBLIC_DIR = next(key.default for key in KEYS if key.attribute == "public_dir")
+
+
+def source(config: Config | None, *, loud: bool = False) -> Source:
+    """Where this user's figures come from."""
+    store = readable_store(config, loud=loud)
+    directory = config.public_dir if config else Path(_PUBLIC_DIR)
+    if store is not None:
+        return StoreSource(store, directory)
+    return PublishedSource(directory, os.geteuid(), config.munge_socket if config else None)
+
+
+def promise_of(config: Config | None) -> SitePromises:
+    """The site's promises, by default ours."""
+    return SitePromises(config.resident_budget_pct, config.guest_cap_pct) if config else SitePromises(25.0, 50.0)
 
 
 def config_or_defaults() -> Config | None:
@@ -19,6 +38,14 @@ def config_or_defaults() -> Config | None:
         return load_config()
     except ConfigError as error:
         warn(f"{error} The defaults are used.")
+        return None
+
+
+def config_or_none() -> Config | None:
+    """The settings, or None without a word: for commands that work without them."""
+    try:
+        return load_config()
+    except ConfigError:
         return None
 
 
@@ -34,11 +61,15 @@ def readable_store(config: Config | None, *, loud: bool = True) -> Store | None:
         return None
     if path != config.store_url and not os.path.exists(path) and not loud:
         return None
-    from slurm_gpushare.store.store import Store
-
     try:
+        from slurm_gpushare.store.store import Store
+
         return Store(config.store_url, read_only=True)
+    except ModuleNotFoundError as missing:
+        if loud:
+            warn(f"{NotInstalled(missing.name or '', 'controller')} What the helper published is shown.")
+        return None
     except GpushareError as error:
         if loud:
-            warn(f"{error} Only what Slurm knows is shown.")
+            warn(f"{error} What the helper published is shown.")
         return None

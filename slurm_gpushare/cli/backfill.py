@@ -9,9 +9,12 @@ import time
 
 import click
 
+from slurm_gpushare.cli.checks import check_job_ids
+from slurm_gpushare.cli.options import DRY_RUN
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.config import load_config
+from slurm_gpushare.config import POLICIES
 from slurm_gpushare.errors import Exit, GpushareError
+from slurm_gpushare.last_good import settings_in_force
 
 
 def _log_to_stderr(verbose: bool) -> None:
@@ -25,11 +28,7 @@ def _log_to_stderr(verbose: bool) -> None:
 @click.command("backfill")
 @click.option("--once", is_flag=True, help="One look at the queue, then exit.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done; change no job, write nothing.")
-@click.option(
-    "--policy",
-    type=click.Choice(["gpushare", "paper", "fcfs", "random", "off"]),
-    help="Who shares with whom, instead of gpushare.conf's Policy.",
-)
+@click.option("--policy", type=click.Choice(POLICIES), help="Who shares with whom, instead of gpushare.conf's Policy.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> None:
     """Run the backfill helper: place complementary jobs on the same card.
@@ -41,10 +40,10 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
     from slurm_gpushare.slurm.interface import connect
 
     _log_to_stderr(verbose)
-    config = load_config()
+    config = settings_in_force()
     if not config.partitions:
         raise GpushareError(f"{config.source}: Partitions is empty", "Name the partitions whose jobs may share GPUs.")
-    report = run(config, connect(), once=once, dry_run=dry_run, policy=policy)
+    report = run(config, connect(config.backend, lasting=True), once=once, dry_run=dry_run, policy=policy)
     if report is not None:
         done = ", ".join(f"{count} {what}" for what, count in sorted(report.outcomes.items())) or "nothing to do"
         click.echo(f"{report.jobs} jobs, {report.pending} waiting for a GPU, {report.pairs} pairs: {done}")
@@ -52,34 +51,39 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
 
 @click.command("release")
 @click.option("-j", "--jobs", metavar="ID[,ID...]", help="Only these jobs.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@DRY_RUN
 @click.option("--if-stale", is_flag=True, help="Do nothing while the helper is alive: for the watchdog's timer.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> None:
     """Give pending jobs that we touched their original requests back.
 
-    Leases of ours end as well. Needs nothing but Slurm: all that must be known is in the jobs' tags. Running jobs
-    go on as they are.
+    Leases of ours end as well, and jobs that we paused go on. Needs nothing but Slurm: all that must be known is in the
+    jobs' tags. A job that somebody else suspended stays suspended.
     """
-    from slurm_gpushare.coschedule.apply import Outcome, release_jobs
+    from slurm_gpushare.coschedule.acting.apply import Outcome, release_jobs
+    from slurm_gpushare.coschedule.acting.pauses import resume_all
     from slurm_gpushare.slurm.interface import connect
 
     if if_stale and (age_s := _heartbeat_age_s()) is not None:
         if not quiet:
             click.echo(f"the helper is alive: its last sign was {age_s:.0f} s ago")
         return
+    wanted = check_job_ids([jobs] if jobs else [])
     slurm = connect()
-    wanted = [item for item in (jobs or "").split(",") if item]
-    results = release_jobs(slurm, slurm.jobs(wanted), time.time(), dry_run)
-    for change, applied in results:
+    found, now_s = slurm.jobs(wanted), time.time()
+    told = [
+        (" ".join(f"{name}={value}" for name, value in change.fields.items() if name != "AdminComment"), applied)
+        for change, applied in release_jobs(slurm, found, now_s, dry_run)
+    ]
+    told += [("resume", applied) for applied in resume_all(slurm, found, now_s, dry_run)]
+    for what, applied in told:
         if not quiet:
-            changes = " ".join(f"{name}={value}" for name, value in change.fields.items() if name != "AdminComment")
-            click.echo(f"{applied.key}: {applied.outcome} {changes}".rstrip())
-        if applied.outcome is Outcome.REFUSED:
-            warn(applied.message)
-    if not results and not quiet:
-        click.echo("no pending job to release")
-    if any(applied.outcome is Outcome.REFUSED for _, applied in results):
+            click.echo(f"{applied.key}: {applied.outcome} {what}".rstrip())
+        if applied.outcome in (Outcome.REFUSED, Outcome.WAITS):
+            warn(f"{applied.key}: {applied.message}")
+    if not told and not quiet:
+        click.echo("no pending job to release, and none that is paused")
+    if any(applied.outcome is Outcome.REFUSED for _, applied in told):
         sys.exit(Exit.FAILURE)
 
 
@@ -87,7 +91,7 @@ def _heartbeat_age_s() -> float | None:
     """How long ago the helper was alive; None if that is too long, or unknown."""
     from slurm_gpushare.store.hookfile import HookFile
 
-    config = load_config()
+    config = settings_in_force()
     beat_s = HookFile(config.hook_file).heartbeat_s()
     age_s = None if beat_s is None else time.time() - beat_s
     return age_s if age_s is not None and age_s <= config.heartbeat_s else None

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.output import Column, table, warn
+from slurm_gpushare.cli.output import Column, right, table, warn
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge import plots
+from slurm_gpushare.knowledge.characterize import THIRD
 from slurm_gpushare.knowledge.characterize import characterize as run
-from slurm_gpushare.knowledge.files import write_text
+from slurm_gpushare.knowledge.csv_files import write_text
 
 
 @click.command("characterize")
@@ -37,15 +38,27 @@ def characterize(workloads: Path, out: Path, k: int | None, seed: int) -> None:
     click.echo(f"dropped, constant:       {', '.join(result.workloads.constant) or 'none'}")
     for target, items in result.rankings.items():
         click.echo(f"most telling of {target}: {', '.join(item.attribute for item in items[:5])}")
+    places = ", ".join(f"place {result.place_of_third(target)} for {target}" for target in result.rankings)
+    click.echo(f"third feature: {THIRD.upper()}, chosen on the ranking for MGUP ({places})")
     click.echo(f"{len(result.workloads.values)} workloads, {len(result.points)} points by {result.method}")
     rows = [
         (number, *(float(value) for value in row), size)
         for number, (row, size) in enumerate(zip(result.model.centroids, result.model.sizes, strict=True))
     ]
     heads = [Column(name.upper(), ".1f", "right") for name in result.model.features]
-    click.echo(table([Column("CLUSTER", "", "right"), *heads, Column("SIZE", "", "right")], rows))
+    click.echo(table([right("CLUSTER"), *heads, right("SIZE")], rows))
+    elbows: dict[int, list[int]] = {}
+    for largest, found in result.choice.elbows.items():
+        elbows.setdefault(found, []).append(largest)
+    told = "; ".join(f"{found} where the largest k tried is {_span(tried)}" for found, tried in elbows.items())
+    best = max(result.choice.silhouettes, key=lambda number: result.choice.silhouettes[number])
+    click.echo(f"the elbow is {told}. The silhouette is highest at k = {best}.")
     if plots.available():
         for path in plots.characterisation(result, out):
             click.echo(f"wrote {path}")
     else:
         warn("no figures: matplotlib is not installed. Install it with: pip install 'slurm-gpushare[plots]'.")
+
+
+def _span(numbers: list[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else str(numbers[0])

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.output import Column, echo_json, table
+from slurm_gpushare.cli.conduct import audit, strikes
+from slurm_gpushare.cli.options import JSON, YES
+from slurm_gpushare.cli.output import Column, echo_json, right, table
 from slurm_gpushare.config import load_config
 from slurm_gpushare.errors import BadInput, Exit
 
 _UNITS_S = {"h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+_LEAST_KEPT_S = 7 * 86_400
 
 
 @click.group("db")
 def db() -> None:
-    """Look after the store: check, migrate, backup, prune."""
+    """Look after the store and its records of conduct."""
+
+
+db.add_command(strikes)
+db.add_command(audit)
 
 
 @db.command("check")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@JSON
 @click.pass_context
 def check(ctx: click.Context, as_json: bool) -> None:
     """Check that the store is sound, and say how much is in it. Exit code 3 if it is not."""
@@ -42,7 +50,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
         for line in found:
             click.echo(f"{database.where}: {line}")
     else:
-        click.echo(table((Column("TABLE"), Column("ROWS", align="right")), list(rows.items())))
+        click.echo(table((Column("TABLE"), right("ROWS")), list(rows.items())))
         click.echo(f"{database.where}: sound")
     if found:
         ctx.exit(Exit.PROBLEMS)
@@ -74,22 +82,56 @@ def backup_command(file: Path) -> None:
     click.echo(f"{database.where}: copied to {file}")
 
 
+@db.command("restore")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@YES
+def restore_command(file: Path, yes: bool) -> None:
+    """Make FILE, which 'db backup' wrote, the store again. The helper must be stopped.
+
+    What was there is kept beside it. An older release's copy is brought to this release's schema.
+    """
+    from slurm_gpushare.coschedule.lock import Lock
+    from slurm_gpushare.store.maintenance import restore, store_path
+
+    config = load_config()
+    path = store_path(config.store_url)
+    with Lock(config.state_dir):
+        if path.exists() and not yes:
+            click.confirm(f"{path}: put {file} in its place?", abort=True)
+        kept = restore(config.store_url, file)
+    click.echo(f"{path}: restored from {file}" + (f"; what was there is {kept}" if kept else ""))
+
+
 @db.command("prune")
 @click.option("--older-than", "age", required=True, metavar="AGE", help="Age such as 90d, 26w or 2y.")
-def prune_command(age: str) -> None:
+@click.option("--dry-run", is_flag=True, help="Only say how much would be forgotten.")
+@YES
+def prune_command(age: str, dry_run: bool, yes: bool) -> None:
     """Forget runs, decisions and observations older than AGE, and tokens not used since.
 
-    What profiles of tokens still in use rest on is kept.
+    What profiles of tokens still in use rest on is kept, and so is the last week.
     """
     from slurm_gpushare.store import Store
     from slurm_gpushare.store.maintenance import prune
 
-    before_s = time.time() - _seconds(age)
+    kept_s = _seconds(age)
+    if kept_s < _LEAST_KEPT_S:
+        raise BadInput(f"--older-than {age}: the last week is always kept", "Give 7d or more.")
+    before_s = time.time() - kept_s
     with Store(load_config().store_url) as store:
-        removed = prune(store, before_s)
         where = store.database.where
-    told = ", ".join(f"{count} of {name}" for name, count in sorted(removed.items()) if count)
-    click.echo(f"{where}: removed {told or 'nothing'}")
+        planned = _told(prune(store, before_s, dry_run=True))
+        if dry_run:
+            click.echo(f"{where}: would remove {planned or 'nothing'}")
+            return
+        if planned and not yes:
+            click.confirm(f"{where}: forget {planned}?", abort=True)
+        removed = _told(prune(store, before_s))
+    click.echo(f"{where}: removed {removed or 'nothing'}")
+
+
+def _told(removed: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of {name}" for name, count in sorted(removed.items()) if count)
 
 
 def _seconds(age: str) -> float:

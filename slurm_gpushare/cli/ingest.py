@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import click
 
+from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import echo_json, warn
 from slurm_gpushare.config import load_config
 
 
 @click.command("ingest")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@JSON
 def ingest(as_json: bool) -> None:
     """Take waiting telemetry records into the store.
 
     The helper does this by itself every tick. Records that cannot be used are moved to rejected/ in the spool
     directory, with the reason beside them; records of jobs that Slurm does not know yet wait.
     """
-    from slurm_gpushare.coschedule.records import make_ingest
+    from slurm_gpushare.coschedule.record_intake import make_ingest
     from slurm_gpushare.slurm.interface import connect
-    from slurm_gpushare.slurm.tags import JobTags
+    from slurm_gpushare.slurm.job_tokens import JobTokens
     from slurm_gpushare.store import Store
 
     config = load_config()
     with Store(config.store_url) as store:
-        summary = make_ingest(config, store, JobTags(connect())).run()
+        summary = make_ingest(config, store, JobTokens(connect())).run_all()
     counts = {name: summary.counts[name] for name in _WORDS}
     if as_json:
         echo_json({**counts, "waiting": summary.waiting, "restarts": summary.restarts})
@@ -40,6 +41,9 @@ _WORDS = {
     "interim": "interim records",
     "duplicate": "seen before",
     "rejected": "rejected",
+    "excess": "removed unread (too many of one user)",
+    "stray": "strays removed",
+    "stuck": "that cannot be removed",
     "ignored": "ignored",
     "counted": "counted in profiles",
     "kept": "kept beside profiles",

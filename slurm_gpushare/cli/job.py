@@ -1,41 +1,93 @@
-"""``gpushare job ID``: why was it placed so, why does it wait, what did sharing cost it?"""
+"""``gpushare job ID...``: what did it use, why was it placed so, why does it wait, what did sharing cost it?"""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
 import click
 
-from slurm_gpushare.cli.access import config_or_defaults, readable_store
+from slurm_gpushare.cli.access import config_or_defaults, promise_of, source
+from slurm_gpushare.cli.checks import check_job_ids
+from slurm_gpushare.cli.options import JSON
+from slurm_gpushare.cli.output import echo_json, use_colour, warn
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.report.story import Known, tell
+from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_accounting, from_queue, job_json
+from slurm_gpushare.report.job_text import job_lines
+from slurm_gpushare.report.page.words import natural
+from slurm_gpushare.report.story import tell
 from slurm_gpushare.slurm.accounting import AccountingQuery
+from slurm_gpushare.slurm.array_tasks import array_of
+from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm, connect
 
 
 @click.command("job")
-@click.argument("job_id", metavar="ID")
-def job(job_id: str) -> None:
-    """Explain a job: its cluster, its place, why it waits, what sharing costs it.
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@JSON
+def job(job_ids: Sequence[str], as_json: bool) -> None:
+    """Explain jobs: what they use, their place, why they wait, what sharing costs.
 
-    Works for every user from Slurm alone; whoever may read the store is told each decision with its reasons.
+    GPU, memory, CPU and power are for a job's owner and for those who may read the store; an array's id stands for all
+    of its tasks.
     """
-    if not job_id.replace("_", "").replace("+", "").isdecimal():
-        raise BadInput(f"'{job_id}' is no job id", "Give it as squeue prints it: 14, 6_2.")
-    known = _find(connect(), job_id)
-    store = readable_store(config_or_defaults(), loud=False)
-    if store is None:
-        lines = tell(known, (), ())
-    else:
-        with store:
-            lines = tell(known, store.decisions.of_job(known.raw_id), store.sharing.of_job(known.raw_id))
-    click.echo("\n".join(lines))
+    wanted = check_job_ids(job_ids)
+    config, slurm = config_or_defaults(), connect()
+    figures, now_s = source(config), time.time()
+    found = list(_find(slurm, wanted))
+    cpu_s, keys = _cpu_used_s(slurm, found), {known.raw_id: known.key for known in found}
+    documents = []
+    for number, known in enumerate(found):
+        figures.note = ""
+        history = figures.of_job(known.raw_id, known.key, known.uid)
+        facts = facts_of(known, history, promise_of(config), now_s, cpu_s.get(known.raw_id))
+        # Why it waits now is told with its numbers; the story has what came before.
+        told = [d for d in history.decisions if facts.reason is None or d.kind != "waits"]
+        names = {**figures.keys(), **keys}
+        story = tell(known.key, told, names)
+        if as_json:
+            documents.append(job_json(facts, story, figures.note))
+            continue
+        if number:
+            click.echo()
+        bars = sys.stdout.isatty() and use_colour()
+        click.echo("\n".join(job_lines(facts, story, figures.note, bars, names)))
+    if as_json:
+        echo_json(documents)
 
 
-def _find(slurm: Slurm, job_id: str) -> Known:
-    for found in slurm.jobs([job_id]):
-        if job_id in (found.key, str(found.raw_id)):
-            return Known(
-                found.key, found.raw_id, found.state, found.reason, ",".join(found.partitions), found.nodes, found.tag
-            )
-    for past in slurm.accounting(AccountingQuery(jobs=[job_id])):
-        return Known(past.key, past.raw_id, past.state, "", past.partition, past.nodes, past.tag)
-    raise BadInput(f"no job {job_id}", "Neither slurmctld nor accounting knows it, or it is not yours to see.")
+def _find(slurm: Slurm, wanted: Sequence[str]) -> Iterator[KnownJob]:
+    """Each job that was asked for, from the queue or from accounting; an error for the first that is nowhere."""
+    queue = [from_queue(item) for item in slurm.jobs(wanted)]
+    missing = [job_id for job_id in wanted if not any(_is(job_id, known) for known in queue)]
+    past: list[KnownJob] = []
+    if missing:
+        try:
+            past = [from_accounting(item) for item in slurm.accounting(AccountingQuery(jobs=missing))]
+        except SlurmError as error:
+            if not queue:
+                raise
+            warn(str(error))
+    told: set[str] = set()
+    for job_id in wanted:
+        found = sorted((known for known in (*queue, *past) if _is(job_id, known)), key=lambda known: natural(known.key))
+        if not found:
+            raise BadInput(f"no job {job_id}", "Neither slurmctld nor accounting knows it, or it is not yours to see.")
+        for known in found:
+            if known.key not in told:
+                told.add(known.key)
+                yield known
+
+
+def _is(job_id: str, known: KnownJob) -> bool:
+    return job_id in (known.key, str(known.raw_id), str(array_of(known.key)))
+
+
+def _cpu_used_s(slurm: Slurm, jobs: Sequence[KnownJob]) -> dict[int, float]:
+    """CPU time by accounting, of jobs that have ended; nothing where it is not gathered."""
+    ended = [str(known.raw_id) for known in jobs if known.end_s is not None]
+    try:
+        return slurm.cpu_used_s(ended) if ended else {}
+    except SlurmError:
+        return {}

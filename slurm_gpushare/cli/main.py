@@ -2,82 +2,78 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import signal
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.errors import Exit, GpushareError
+from slurm_gpushare.errors import EXTRA_OF, Exit, GpushareError, NotInstalled
+
+COMMANDS = {
+    "assess": "Say what sharing would do here, from the site's own history.",
+    "demo": "Show jobs sharing GPUs on a throw-away Slurm.",
+    "backfill": "Run the backfill helper: place complementary jobs on the same card.",
+    "release": "Give pending jobs that we touched their original requests back.",
+    "profile": "Run a command in a job and profile its first epoch.",
+    "configure": "Print what to add to the site's files, each line with its reason.",
+    "characterize": "Characterise public workloads as the paper does.",
+    "kb": "Fit, show, ask and feed the knowledge base.",
+    "model": "Fit, show and use the model that clusters profiles.",
+    "db": "Look after the store and its records of conduct.",
+    "doctor": "Check the set-up, each line with its fix.",
+    "ingest": "Take waiting telemetry records into the store.",
+    "job": "Explain jobs: what they use, their place, why they wait, what sharing costs.",
+    "jobs": "List the jobs that take part: place, neighbour, slow-down, why they wait.",
+    "metrics": "Print figures for Prometheus, in node_exporter's textfile format.",
+    "optout": "Take pending jobs of yours out of sharing.",
+    "status": "Show every GPU of the shared partitions: who is on it and what it costs.",
+    "scenarios": "Put promises to the test on a real Slurm with emulated GPUs.",
+    "replay": "Run a trace on a real Slurm with emulated GPUs.",
+    "report": "Show what was shared, what it cost and what it saved.",
+    "simulate": "Run our policy and its peers on the same jobs.",
+    "testbed": "A real throw-away Slurm with emulated V100s.",
+    "token": "Make or show your token for a workload.",
+}
+"""Subcommands and their help, so that ``gpushare --help`` imports none of them. Each is a function of that name."""
+_MODULES = {"release": "backfill", "jobs": "status"}
+"""Where that is not the module of the same name."""
+
+CLEANS_UP = frozenset({"backfill", "demo", "profile", "replay", "scenarios", "testbed"})
+"""Commands that have something to undo when Ctrl-C is pressed; the others just end."""
 
 
-@dataclass(frozen=True)
-class LazyCommand:
-    """A subcommand by address, so that ``gpushare --help`` imports none of them."""
-
-    target: str  # module:attribute
-    help: str
-
-
-COMMANDS: dict[str, LazyCommand] = {
-    "demo": LazyCommand("slurm_gpushare.cli.demo:demo", "Show jobs sharing GPUs on a throw-away Slurm."),
-    "backfill": LazyCommand(
-        "slurm_gpushare.cli.backfill:backfill", "Run the backfill helper: place complementary jobs on the same card."
-    ),
-    "release": LazyCommand(
-        "slurm_gpushare.cli.backfill:release", "Give pending jobs that we touched their original requests back."
-    ),
-    "profile": LazyCommand("slurm_gpushare.cli.profile:profile", "Run a command in a job and profile its first epoch."),
-    "configure": LazyCommand(
-        "slurm_gpushare.cli.configure:configure", "Print what to add to the site's files, each line with its reason."
-    ),
-    "characterize": LazyCommand(
-        "slurm_gpushare.cli.characterize:characterize", "Characterise public workloads as the paper does."
-    ),
-    "kb": LazyCommand("slurm_gpushare.cli.kb:kb", "Fit, show, ask and feed the knowledge base."),
-    "model": LazyCommand("slurm_gpushare.cli.model:model", "Fit, show and use the model that clusters profiles."),
-    "db": LazyCommand("slurm_gpushare.cli.db:db", "Look after the store: check, migrate, backup, prune."),
-    "doctor": LazyCommand("slurm_gpushare.cli.doctor:doctor", "Check the set-up, each line with its fix."),
-    "ingest": LazyCommand("slurm_gpushare.cli.ingest:ingest", "Take waiting telemetry records into the store."),
-    "job": LazyCommand(
-        "slurm_gpushare.cli.job:job", "Explain a job: its cluster, its place, why it waits, what sharing costs it."
-    ),
-    "jobs": LazyCommand(
-        "slurm_gpushare.cli.status:jobs", "List the jobs that take part: cluster, place, partner, slow-down."
-    ),
-    "metrics": LazyCommand(
-        "slurm_gpushare.cli.metrics:metrics", "Print figures for Prometheus, in node_exporter's textfile format."
-    ),
-    "status": LazyCommand(
-        "slurm_gpushare.cli.status:status", "Show every GPU of the shared partitions: who is on it and what it costs."
-    ),
-    "report": LazyCommand("slurm_gpushare.cli.report:report", "Show what was shared, what it cost and what it saved."),
-    "simulate": LazyCommand("slurm_gpushare.cli.simulate:simulate", "Run our policy and its peers on the same jobs."),
-    "testbed": LazyCommand("slurm_gpushare.cli.testbed:testbed", "A real throw-away Slurm with emulated V100s."),
-    "token": LazyCommand("slurm_gpushare.cli.token:token", "Make or show your token for a workload."),
-}  # fmt: skip
+class ReaderLeft(Exception):
+    """Whoever read our output went away (| head). click would call that a failure; nothing failed."""
 
 
 class LazyGroup(click.Group):
     """A click group that imports a subcommand's module only when that subcommand runs."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as gone:
+            raise ReaderLeft from gone
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        lazy = COMMANDS.get(cmd_name)
-        if lazy is None:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = lazy.target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(f"slurm_gpushare.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -98,9 +94,31 @@ def _report(message: str) -> None:
     click.echo(f"gpushare: error: {one_line}", err=True)
 
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def _unforeseen(error: Exception) -> str:
+    module = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if module in EXTRA_OF:
+        return str(NotInstalled(module, EXTRA_OF[module]))
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return f"{error.filename or 'output'}: cannot be written: {error.strerror}. Make room, or write elsewhere."
+    return f"{type(error).__name__}: {error}. This is a bug: run again with 'gpushare --debug ...' and report it."
+
+
+def _forget_output() -> None:
+    """What could not be written must not be tried again at the end, with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit; every failure becomes one line and an exit code here."""
     argv = sys.argv[1:] if argv is None else argv
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and CLEANS_UP & set(argv):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     code: Any
     try:
         code = gpushare.main(args=argv, prog_name="gpushare", standalone_mode=False)
@@ -109,21 +127,22 @@ def main(argv: list[str] | None = None) -> None:
             raise
         _report(str(error))
         code = error.exit_code
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         code = 130
     except _NO_ARGUMENTS as error:
         click.echo(error.format_message(), err=True)
         code = Exit.USAGE
     except click.ClickException as error:
         hint = f" Try '{error.ctx.command_path} --help'." if isinstance(error, click.UsageError) and error.ctx else ""
-        _report(error.format_message() + hint)
+        _report(error.format_message().rstrip(".") + "." + hint)
         code = Exit.USAGE if isinstance(error, click.UsageError) else Exit.FAILURE
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader went away (| head): nothing more to say
+    except ReaderLeft:
+        _forget_output()
         code = Exit.OK
     except Exception as error:
         if "--debug" in argv:
             raise
-        _report(f"{type(error).__name__}: {error}. This is a bug: run again with 'gpushare --debug ...' and report it.")
+        _report(_unforeseen(error))
+        _forget_output()
         code = Exit.FAILURE
     sys.exit(code if isinstance(code, int) else Exit.OK)

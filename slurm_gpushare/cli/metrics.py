@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import time
 from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.access import config_or_defaults, readable_store
-from slurm_gpushare.coschedule.occupancy import occupancy
+from slurm_gpushare.atomic_files import replace_text
+from slurm_gpushare.cli.access import config_or_defaults, promise_of, readable_store
+from slurm_gpushare.cli.options import FILE
+from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.report import metrics as figures
+from slurm_gpushare.report.last_day import last_day
 from slurm_gpushare.report.status import gpu_lines, tagged_jobs
 from slurm_gpushare.slurm.interface import connect
 
 
 @click.command()
 @click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write to this file, at once or not at all, instead of stdout.",
+    "--output", type=FILE, help="Write to this file instead of stdout; a reader sees the old file or the new one."
 )
 def metrics(output: Path | None) -> None:
     """Print figures for Prometheus, in node_exporter's textfile format."""
@@ -32,6 +33,7 @@ def metrics(output: Path | None) -> None:
             gpu_lines(nodes, cards, frozenset(config.partitions if config else ())),
             tagged_jobs(queue, cards),
             store,
+            last_day(store, promise_of(config), time.time()) if store else None,
             figures.spool_state(config.spool_dir) if config else None,
         )
     finally:
@@ -40,11 +42,7 @@ def metrics(output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
-    partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.chmod(0o644)
-        partial.replace(output)
+        replace_text(output, text)
     except OSError as why:
-        partial.unlink(missing_ok=True)
         raise GpushareError(f"{output}: cannot be written: {why.strerror}") from why

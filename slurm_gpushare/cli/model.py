@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpushare.cli.output import Column, echo_json, table
+from slurm_gpushare.cli.options import FILE, JSON
+from slurm_gpushare.cli.output import Column, echo_models, right, table
 from slurm_gpushare.config import load_config
 from slurm_gpushare.errors import BadInput
 
 if TYPE_CHECKING:
+    from slurm_gpushare.config import Config
     from slurm_gpushare.knowledge.clusters import ClusterModel
+    from slurm_gpushare.store import Store
 
-_FILE = click.Path(path_type=Path)
-_GPU = click.option("--gpu-model", help="GPU model; that of gpushare.conf unless given.")
+_GPU = click.option("--gpu-model", help="GPU model; all of gpushare.conf unless given.")
 
 
 @click.group("model")
@@ -33,61 +35,82 @@ def fit(k: int | None, gpu_model: str | None) -> None:
     Cluster numbers follow the model in force, and the profiles get their new clusters in the same transaction as the
     model, so that the submit hook sees the old ones or the new ones, never some of each.
     """
-    from slurm_gpushare.coschedule.learn import refit
+    from slurm_gpushare.coschedule.pairs.cluster_tags import refit
     from slurm_gpushare.store import Store
 
     config = load_config()
     with Store(config.store_url) as store:
-        fitted = refit(store, gpu_model or config.gpu_model.upper(), k=k)
-    click.echo(f"{fitted.gpu_model}: model {fitted.version}, {fitted.model.k} clusters by {fitted.model.chosen}")
-    _print(fitted.model)
+        wanted = _wanted(gpu_model, config, store)
+        fitted = [refit(store, name, k=k) for name in wanted]
+    for found in fitted:
+        click.echo(f"{found.gpu_model}: model {found.version}, {found.model.k} clusters by {found.model.chosen}")
+        _print(found.model)
+
+
+def _wanted(gpu_model: str | None, config: Config | None, store: Store | None) -> list[str]:
+    """The GPU models that are asked for: one, or all that share here, as the cards call themselves."""
+    from slurm_gpushare.store.gpu_models import models_of, own_name
+
+    if gpu_model or config is None:
+        return [own_name(gpu_model or "V100")]
+    if store is None:
+        return [own_name(name) for name in config.gpu_models]
+    return list(models_of(store.database, config.gpu_models).values())
 
 
 @model.command("show")
-@click.option("--model", "model_file", type=_FILE, help="A model.json; the one in force unless given.")
-@click.option("--plot", type=_FILE, help="Also draw the store's profiles and the centroids to this PNG file.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--model", "model_file", type=FILE, help="A model.json; the one in force unless given.")
+@click.option("--plot", type=FILE, help="Also draw the store's profiles and the centroids to this PNG file.")
+@JSON
 @_GPU
 def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: str | None) -> None:
     """Show the model in force: version, centroids, and how k was chosen."""
     import numpy as np
 
     from slurm_gpushare.cli.access import config_or_defaults, readable_store
-    from slurm_gpushare.coschedule.learn import InForce, feature_values, in_force
-    from slurm_gpushare.knowledge.default import default_model
+    from slurm_gpushare.coschedule.pairs.cluster_tags import InForce, feature_values, in_force
+    from slurm_gpushare.knowledge.shipped import default_model
 
     config = None if model_file else config_or_defaults()
     store = readable_store(config)
-    wanted = gpu_model or (config.gpu_model.upper() if config else "V100")
+    wanted = _wanted(gpu_model, config, store)
     if model_file:
-        current = InForce(_read(model_file))
+        models = [InForce(_read(model_file))]
     else:
-        current = in_force(store, wanted) if store else InForce(default_model(), 0, wanted)
+        models = [in_force(store, name) if store else InForce(default_model(), 0, name) for name in wanted]
     if plot:
         from slurm_gpushare.knowledge.plots import clusters
 
-        points = feature_values(current.model.features, list(store.profiles.all(wanted)) if store else [])
+        if len(models) > 1:
+            raise BadInput("this site shares GPUs of several models", "Choose one with --gpu-model.")
+        (current,) = models
+        points = feature_values(current.model.features, list(store.profiles.all(wanted[0])) if store else [])
         points = points[~np.isnan(points).any(axis=1)]
         clusters(current.model, points, current.model.assign(points), plot)
     if as_json:
-        echo_json({"version": current.version, "gpu_model": current.gpu_model, **current.model.to_json()})
+        documents = [
+            {"version": found.version, "gpu_model": found.gpu_model, **found.model.to_json()} for found in models
+        ]
+        echo_models(documents)
         return
-    origin = model_file or (f"version {current.version}" if current.version else "shipped, from the paper's workloads")
-    click.echo(f"model {origin}: {current.model.k} clusters, k by {current.model.chosen}")
-    _print(current.model)
+    for found in models:
+        origin = model_file or (f"version {found.version}" if found.version else "shipped, from the paper's workloads")
+        of_gpu = f"{found.gpu_model}: " if found.gpu_model else ""
+        click.echo(f"{of_gpu}model {origin}: {found.model.k} clusters, k by {found.model.chosen}")
+        _print(found.model)
 
 
 @model.command("assign")
-@click.option("--model", "model_file", type=_FILE, help="A model.json; the shipped one unless given.")
-@click.option("--profiles", required=True, type=_FILE, help="Profiles with the model's features.")
-@click.option("--out", type=_FILE, help="Write profile and cluster here, CSV, instead of printing them.")
+@click.option("--model", "model_file", type=FILE, help="A model.json; the shipped one unless given.")
+@click.option("--profiles", required=True, type=FILE, help="Profiles with the model's features.")
+@click.option("--out", type=FILE, help="Write profile and cluster here, CSV, instead of printing them.")
 @click.option("--gpu-model", help="The GPU model to use of files that mix several.")
 def assign(model_file: Path | None, profiles: Path, out: Path | None, gpu_model: str | None) -> None:
     """Give profiles of a file their clusters. A profile that lacks a feature has none."""
     import numpy as np
 
-    from slurm_gpushare.knowledge.default import default_model
-    from slurm_gpushare.knowledge.files import read_profiles, write_rows
+    from slurm_gpushare.knowledge.csv_files import read_profiles, write_rows
+    from slurm_gpushare.knowledge.shipped import default_model
 
     current = _read(model_file) if model_file else default_model()
     known = read_profiles(profiles, gpu_model)
@@ -102,7 +125,7 @@ def assign(model_file: Path | None, profiles: Path, out: Path | None, gpu_model:
         write_rows(out, ("profile", "cluster"), rows)
         click.echo(f"{len(rows)} profiles; wrote {out}")
     else:
-        click.echo(table([Column("PROFILE"), Column("CLUSTER", "", "right")], rows))
+        click.echo(table([Column("PROFILE"), right("CLUSTER")], rows))
 
 
 def _read(path: Path) -> ClusterModel:
@@ -120,4 +143,4 @@ def _print(model: ClusterModel) -> None:
     heads = [Column(name.upper(), ".1f", "right") for name in model.features]
     pairs = zip(model.centroids.tolist(), model.sizes, strict=True)
     rows = [(number, *row, size) for number, (row, size) in enumerate(pairs)]
-    click.echo(table([Column("CLUSTER", "", "right"), *heads, Column("SIZE", "", "right")], rows))
+    click.echo(table([right("CLUSTER"), *heads, right("SIZE")], rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ class Column:
     format: str = ""
     """A format specification for numbers, e.g. ``.1f``."""
     align: Literal["left", "right"] = "left"
+
+
+def right(name: str, form: str = "") -> Column:
+    """A column of numbers."""
+    return Column(name, form, "right")
 
 
 def text_of(value: Cell, spec: str = "") -> str:
@@ -54,15 +60,24 @@ def table(
     return "\n".join(aligned)
 
 
+def wrapped(sentence: str) -> str:
+    """A sentence in lines of at most 80 columns."""
+    return textwrap.fill(sentence, 80, break_on_hyphens=False, break_long_words=False)
+
+
 def echo_json(data: Any) -> None:
     """Print `data` for scripts: one JSON document, stable key order."""
     click.echo(json.dumps(data, indent=2, sort_keys=True, allow_nan=False))
 
 
-def use_colour(stream: Any = None) -> bool:
+def echo_models(documents: Sequence[dict[str, Any]]) -> None:
+    """Print the first GPU model's document; where there are several, all of them are in it under ``models``."""
+    echo_json(documents[0] | ({"models": documents} if len(documents) > 1 else {}))
+
+
+def use_colour() -> bool:
     """Colour only for a person at a terminal who has not declined it (https://no-color.org)."""
-    stream = stream or sys.stdout
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def styled(text: str, colour: str) -> str:

@@ -5,33 +5,52 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.output import warn
+from slurm_gpushare.cli.output import right, table, warn
 from slurm_gpushare.config import Config, load_config
 from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.telemetry.command import CannotRun, Command
+from slurm_gpushare.telemetry.cpu_curve import check_counts, enough, measure_curve, shared, speeds
 from slurm_gpushare.telemetry.profile import EPOCH_FILE, allocation, epoch_file, sample_epoch, wait_to_the_end
-from slurm_gpushare.telemetry.record import Record
+from slurm_gpushare.telemetry.record import MAX_CURVE_POINTS, Record
 from slurm_gpushare.telemetry.run import Identity
 from slurm_gpushare.telemetry.spool import send_record
 from slurm_gpushare.tokens import TOKEN, TokenFile
+
+
+def _counts(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int]:
+    words = [] if value is None else value.split(",")
+    if not all(word.isascii() and word.isdecimal() and 0 < int(word) < 10_000 for word in words):
+        raise BadInput(f"--cpus {value}: must be whole numbers from 1, separated by commas")
+    if len(words) > MAX_CURVE_POINTS:
+        raise BadInput(f"--cpus: more than {MAX_CURVE_POINTS} numbers")
+    return sorted({int(word) for word in words})
 
 
 @click.command("profile", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--token", metavar="T", help="The workload that the command is. Default: the job's own token.")
 @click.option("--name", metavar="N", help="The same by the name that 'gpushare token N' gave it.")
 @click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Sample at most so long.")
+@click.option("--cpus", "counts", metavar="N,...", callback=_counts,
+              help="Run it for an epoch on each of these numbers of CPUs, and say how many are enough.")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD [ARG]...")
-def profile(token: str | None, name: str | None, max_seconds: float | None, command: tuple[str, ...]) -> int:
+def profile(
+    token: str | None, name: str | None, max_seconds: float | None, counts: list[int], command: tuple[str, ...]
+) -> int:
     """Run a command in a job and profile its first epoch.
 
     The epoch ends when the command ends, when S seconds have passed (default: ProbeSeconds), when the command creates
     the file that $GPUSHARE_EPOCH_FILE names, or on SIGUSR1. Sampling then stops and the command goes on. Its exit code,
     input, output and signals are its own; only numbers about the hardware leave the node.
+
+    With --cpus the command is ended after each epoch and run again on the next number of the job's CPUs.
     """
+    if counts:
+        return _curve(counts, command, _token(token, name), max_seconds)
     identities = allocation(os.environ, _token(token, name))
     config = None
     try:
@@ -50,6 +69,45 @@ def profile(token: str | None, name: str | None, max_seconds: float | None, comm
             except Exception as error:  # noqa: BLE001 - the command runs already: whatever fails here is not its fault
                 warn(f"the profile is lost: {error or type(error).__name__}")
         return wait_to_the_end(running)
+
+
+def _curve(counts: list[int], command: tuple[str, ...], token: str | None, max_seconds: float | None) -> int:
+    """The command on each number of CPUs. The record of those that are enough is sent, with the curve.
+
+    Runs that lacked CPUs are no profile.
+    """
+    identities, config, line = allocation(os.environ, token), load_config(), ProgressLine()
+    check_counts(counts)
+
+    def sample(running: Command, epoch: Path) -> Record:
+        return sample_epoch(
+            running, identities, epoch, sample_s=config.sample_s, limit_s=max_seconds or config.probe_s,
+            log=line.warn, progress=line.show,
+        )[0]  # fmt: skip
+
+    try:
+        points = list(measure_curve(counts, command, os.environ, lambda: epoch_file(os.environ), EPOCH_FILE, sample))
+    except CannotRun as error:
+        warn(str(error))
+        return error.shell_code
+    line.clear()
+    numbers = [("CPUS", ""), ("EPOCH_S", ".1f"), ("GPU_BUSY%", ".0f"), ("CPUS_USED", ".1f")]
+    rows = [[p.cpus, p.epoch_s if p.whole else None, p.gpu_busy_pct, p.cpu_cores] for p in points]
+    click.echo(table([right(name, form) for name, form in numbers], rows))
+    best = enough(points)
+    if best is None:
+        click.echo("No epoch came to its end and no GPU was seen: touch $GPUSHARE_EPOCH_FILE at the end of one.")
+        return 1
+    click.echo(f"{best.cpus} are enough (-c {best.cpus}, or cpus=auto in the comment): within 5 % of the fastest.")
+    curve = speeds(points)
+    if shared(points):
+        warn("another job was on the card: the curve is not kept. Measure it with max=0 in the comment.")
+        curve = ()
+    try:
+        send_record(replace(best.record, cpu_curve=curve), config)
+    except GpushareError as error:
+        warn(f"the profile is lost: {error}")
+    return 0
 
 
 def _measure(

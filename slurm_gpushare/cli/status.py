@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 
 import click
 
-from slurm_gpushare.cli.access import config_or_defaults, readable_store
-from slurm_gpushare.cli.output import Cell, Column, echo_json, styled, table
-from slurm_gpushare.config import Config
-from slurm_gpushare.coschedule.occupancy import occupancy
+from slurm_gpushare.cli.access import config_or_defaults, source
+from slurm_gpushare.cli.checks import STATES, check_nodes, check_partitions, check_states, check_users, names
+from slurm_gpushare.cli.options import JSON, NO_HEADER, PARSABLE
+from slurm_gpushare.cli.output import Cell, Column, echo_json, right, styled, table, warn, wrapped
+from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.report.status import NOTHING_LIVE, GpuLine, Live, TaggedJob, gpu_lines, tagged_jobs
+from slurm_gpushare.report.sources import PublishedSource, Source
+from slurm_gpushare.report.status import GpuLine, LiveFigures, TaggedJob, gpu_lines, tagged_jobs
 from slurm_gpushare.slurm.hostlist import expand
 from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.users import user_name
 
 
 def _each(values: Sequence[object], form: str = "") -> str | None:
@@ -26,78 +30,90 @@ def _each(values: Sequence[object], form: str = "") -> str | None:
 
 GPU_FIELDS: dict[str, tuple[Column, Callable[[GpuLine], Cell]]] = {
     "node": (Column("NODE"), lambda line: line.node),
-    "gpu": (Column("GPU", align="right"), lambda line: line.index),
+    "gpu": (right("GPU"), lambda line: line.index),
     "model": (Column("MODEL"), lambda line: line.model),
     "state": (Column("STATE"), lambda line: line.state),
-    "shards": (Column("SHARDS", align="right"), lambda line: f"{line.shards_used}/{line.shards_total}"),
-    "jobs": (Column("JOBS"), lambda line: _each([t.job_id + ("*" if t.coming else "") for t in line.tenants])),
-    "clusters": (Column("CLUSTERS"), lambda line: _each([t.cluster for t in line.tenants])),
-    "util": (Column("UTIL%", ".0f", "right"), lambda line: line.gpu_util_pct),
-    "mem": (Column("MEM%", ".0f", "right"), lambda line: line.mem_used_pct),
-    "predicted": (
-        Column("ISD_PREDICTED%"),
-        lambda line: _each([t.cost.predicted_isd_pct for t in line.tenants], ".0f"),
-    ),
-    "measured": (Column("ISD_MEASURED%"), lambda line: _each([t.cost.measured_isd_pct for t in line.tenants], ".0f")),
+    "shards": (right("SHARDS"), lambda line: f"{line.shards_used}/{line.shards_total}"),
+    "jobs": (Column("JOBS"), lambda line: _each([t.job_id + ("*" if t.coming else "") for t in line.occupants])),
+    "clusters": (Column("CLUSTER"), lambda line: _each([t.cluster for t in line.occupants])),
+    "util": (right("UTIL%", ".0f"), lambda line: line.gpu_util_pct),
+    "mem": (right("MEM%", ".0f"), lambda line: line.mem_used_pct),
+    "expected": (Column("EXP%"), lambda line: _each([t.cost.predicted_isd_pct for t in line.occupants], ".0f")),
+    "measured": (Column("ISD%"), lambda line: _each([t.cost.measured_isd_pct for t in line.occupants], ".0f")),
 }
+GPU_DEFAULT = tuple(name for name in GPU_FIELDS if name != "model")
+
+
+def _clock(seconds: int | None) -> str | None:
+    """As squeue writes times."""
+    if seconds is None:
+        return None
+    days, rest = divmod(seconds, 86400)
+    hours, minutes = divmod(rest // 60, 60)
+    clock = f"{hours}:{minutes:02d}:{rest % 60:02d}" if hours or days else f"{minutes}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _why(job: TaggedJob) -> Cell:
+    """The helper's reason where there is one, else Slurm's."""
+    return ("paused" if job.paused else job.why) or job.reason
+
 
 JOB_FIELDS: dict[str, tuple[Column, Callable[[TaggedJob], Cell]]] = {
     "jobid": (Column("JOBID"), lambda job: job.job_id),
+    "user": (Column("USER"), lambda job: user_name(job.uid)[:8]),
+    "name": (Column("NAME"), lambda job: None),  # of the caller's own jobs alone: see `jobs --me`
     "partition": (Column("PARTITION"), lambda job: job.partition),
-    "state": (Column("STATE"), lambda job: job.state),
-    "cluster": (Column("CLUSTER", align="right"), lambda job: "probe" if job.probe else job.cluster),
+    "state": (Column("ST"), lambda job: STATES.get(job.state, job.state)),
+    "time": (right("TIME"), lambda job: _clock(job.time_s)),
+    "cluster": (right("CLUSTER"), lambda job: "probe" if job.probe else job.cluster),
     "gpu": (Column("GPU"), lambda job: job.card),
     "partner": (Column("BESIDE"), lambda job: _each(job.partners)),
-    "predicted": (Column("ISD_PREDICTED%", ".0f", "right"), lambda job: job.cost.predicted_isd_pct),
-    "measured": (Column("ISD_MEASURED%", ".0f", "right"), lambda job: job.cost.measured_isd_pct),
-    "reason": (Column("REASON"), lambda job: job.reason),
+    "expected": (right("EXP%", ".0f"), lambda job: job.cost.predicted_isd_pct),
+    "measured": (right("ISD%", ".0f"), lambda job: job.cost.measured_isd_pct),
+    "start": (right("STARTS_IN"), lambda job: _clock(None if job.wait_s is None else int(job.wait_s))),
+    "given": (right("GIVEN"), lambda job: _clock(job.given_back_s)),
+    "reason": (Column("REASON"), _why),
 }
+JOB_DEFAULT = ("jobid", "user", "state", "time", "cluster", "gpu", "partner", "expected", "measured", "reason")
+OWN_DEFAULT = ("jobid", "name", "state", "time", "gpu", "partner", "expected", "measured", "start", "reason")
+_NAME_WIDTH = 12
 
 
-def _chosen(names: str | None, known: Sequence[str]) -> list[str]:
-    chosen = [name.strip().lower() for name in names.split(",")] if names else list(known)
+def _chosen(names: str | None, known: Collection[str], default: Sequence[str]) -> list[str]:
+    chosen = [name.strip().lower() for name in names.split(",")] if names else list(default)
     if unknown := [name for name in chosen if name not in known]:
         raise BadInput(f"no field '{unknown[0]}'", f"There are: {', '.join(known)}.")
     return chosen
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(name for name in text.split(",") if name)
-
-
-def _live(config: Config | None) -> Live:
-    store = readable_store(config, loud=False)
-    if store is None:
-        return NOTHING_LIVE
-    from slurm_gpushare.report.live import read_live
-
-    with store:
-        return read_live(store)
 
 
 @click.command()
 @click.option("-w", "--nodelist", default="", metavar="NODES", help="Only these nodes.")
 @click.option("-p", "--partition", default="", metavar="NAMES", help="Only these partitions; default: the shared ones.")
 @click.option("-o", "--format", "fields", metavar="FIELDS", help=f"Columns: {','.join(GPU_FIELDS)}.")
-@click.option("-n", "--noheader", is_flag=True, help="No header and no summary.")
-@click.option("-P", "--parsable2", is_flag=True, help="Separate columns by | without padding.")
+@NO_HEADER
+@PARSABLE
 @click.option("--watch", type=click.IntRange(1, 3600), metavar="SECONDS", help="Show it again every so many seconds.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@JSON
 def status(
     nodelist: str, partition: str, fields: str | None, noheader: bool, parsable2: bool, watch: int | None, as_json: bool
 ) -> None:
     """Show every GPU of the shared partitions: who is on it and what it costs.
 
-    A job with * has been sent to that card and not started yet. Utilisation and slow-down come from the store, which
-    only administrators can read; users see --- there.
+    A job with * has been sent to that card and not started yet. EXP% and ISD% are its expected and its measured
+    slow-down. Utilisation comes from the store, which only administrators can read; users see --- there.
     """
-    chosen = _chosen(fields, list(GPU_FIELDS))
+    chosen = _chosen(fields, GPU_FIELDS, GPU_DEFAULT)
     config, slurm = config_or_defaults(), connect()
-    partitions = _names(partition) or frozenset(config.partitions if config else ())
+    partitions = check_partitions(slurm, partition) or frozenset(config.partitions if config else ())
     wanted = frozenset(expand(nodelist))
+    figures = source(config)
     while True:
-        nodes = [node for node in slurm.nodes() if not wanted or node.name in wanted]
-        lines = gpu_lines(nodes, occupancy(nodes, slurm.jobs()), partitions, _live(config))
+        nodes = slurm.nodes()
+        check_nodes(wanted, (node.name for node in nodes))
+        nodes = [node for node in nodes if not wanted or node.name in wanted]
+        live = figures.live()
+        lines = gpu_lines(nodes, occupancy(nodes, slurm.jobs()), partitions, live)
         if watch:
             click.clear()
         if as_json:
@@ -108,9 +124,17 @@ def status(
             click.echo(table([c for c, _ in columns], rows, header=not noheader, delimiter="|" if parsable2 else None))
             if not (noheader or parsable2):
                 click.echo(_summary(lines))
+                for note in _notes(live, isinstance(figures, PublishedSource) and bool({"util", "mem"} & set(chosen))):
+                    click.echo(wrapped(note))
+            _tell_unknown(figures, noheader)
         if not watch:
             return
         time.sleep(watch)
+
+
+def _tell_unknown(figures: Source, quiet: bool) -> None:
+    if figures.note and not quiet:
+        warn(figures.note)
 
 
 def _as_json(line: GpuLine) -> dict[str, object]:
@@ -124,42 +148,62 @@ def _summary(lines: Sequence[GpuLine]) -> str:
     return f"\n{len(lines)} GPUs" + (f": {words}" if words else "")
 
 
+def _notes(live: LiveFigures, hidden: bool) -> Iterator[str]:
+    """What is said below the table; `hidden`: this user does not see how busy the cards are."""
+    if hidden:
+        yield "UTIL% and MEM% are for administrators; 'gpushare job ID' has them for a job's owner."
+    if live.cards_won is not None and live.cards_lost is not None:
+        kept = "" if live.hold_s is None else f"; kept for {live.hold_s:.1f} s in all"
+        counts = f"{live.cards_won} won, {live.cards_lost} lost to Slurm"
+        yield f"Cards that became empty for one of our jobs: {counts}{kept}."
+    if live.knowledge:
+        yield f"The helper starts from {live.knowledge}."
+
+
 @click.command()
 @click.option("-u", "--user", "users", default="", metavar="NAMES", help="Only jobs of these users.")
+@click.option("--me", is_flag=True, help="Only your own jobs, with their names.")
 @click.option("-p", "--partition", default="", metavar="NAMES", help="Only jobs of these partitions.")
 @click.option("-s", "--states", default="", metavar="NAMES", help="Only jobs in these states (PENDING, RUNNING, ...).")
 @click.option("-o", "--format", "fields", metavar="FIELDS", help=f"Columns: {','.join(JOB_FIELDS)}.")
-@click.option("-n", "--noheader", is_flag=True, help="No header.")
-@click.option("-P", "--parsable2", is_flag=True, help="Separate columns by | without padding.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@NO_HEADER
+@PARSABLE
+@JSON
 def jobs(
-    users: str, partition: str, states: str, fields: str | None, noheader: bool, parsable2: bool, as_json: bool
-) -> None:
-    """List the jobs that take part: cluster, place, partner, slow-down."""
-    chosen = _chosen(fields, list(JOB_FIELDS))
+    users: str, me: bool, partition: str, states: str, fields: str | None, noheader: bool, parsable2: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """List the jobs that take part: place, neighbour, slow-down, why they wait.
+
+    EXP% and ISD% are the expected and the measured slow-down. REASON is the helper's where it has one, else Slurm's:
+    'gpushare job ID' says it in words. Names are shown to their owner alone, with --me.
+    """
+    chosen = _chosen(fields, JOB_FIELDS, OWN_DEFAULT if me else JOB_DEFAULT)
+    wanted_states = check_states(states)
+    uids = check_users(users)
+    if me and uids - {os.geteuid()}:
+        raise BadInput("--me and -u of other users exclude each other")
+    uids |= {os.geteuid()} if me else set()
     config, slurm = config_or_defaults(), connect()
-    uids = {_uid(name) for name in _names(users)}
-    wanted_states, partitions = {state.upper() for state in _names(states)}, _names(partition)
-    queue = slurm.jobs()
+    partitions = check_partitions(slurm, partition)
+    queue, figures = slurm.jobs(), source(config)
     found = [
         job
-        for job in tagged_jobs(queue, occupancy(slurm.nodes(), queue), _live(config))
+        for job in tagged_jobs(queue, occupancy(slurm.nodes(), queue), figures.live())
         if (not uids or job.uid in uids)
         and (not wanted_states or job.state in wanted_states)
-        and (not partitions or partitions & _names(job.partition))
+        and (not partitions or partitions & names(job.partition))
     ]
+    own_names = slurm.own_job_names() if me and ("name" in chosen or as_json) else {}
     if as_json:
-        echo_json([asdict(job) for job in found])
+        echo_json([asdict(job) | ({"name": own_names.get(job.job_id)} if me else {}) for job in found])
         return
     columns = [JOB_FIELDS[name] for name in chosen]
+    if "name" in chosen:
+        columns[chosen.index("name")] = (Column("NAME"), lambda job: own_names.get(job.job_id, "")[:_NAME_WIDTH])
     rows = [[value(job) for _, value in columns] for job in found]
-    click.echo(table([c for c, _ in columns], rows, header=not noheader, delimiter="|" if parsable2 else None))
-
-
-def _uid(name: str) -> int:
-    import pwd
-
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except KeyError:
-        raise BadInput(f"there is no user '{name}'") from None
+    if rows or not noheader:
+        click.echo(table([c for c, _ in columns], rows, header=not noheader, delimiter="|" if parsable2 else None))
+    if not rows and not (noheader or parsable2):
+        click.echo("No job in the queue that was asked for takes part in sharing.", err=True)
+    _tell_unknown(figures, noheader)

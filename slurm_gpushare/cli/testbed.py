@@ -5,24 +5,33 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from slurm_gpushare.errors import Exit, GpushareError
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.confs import PARTITION
-from slurm_gpushare.testbed.layout import Shape, default_dir
-from slurm_gpushare.testbed.rootfs import SUITES
+from slurm_gpushare.testbed.slurm.configuration import PARTITION
+from slurm_gpushare.testbed.slurm.layout import Shape, default_dir
+from slurm_gpushare.testbed.slurm.rootfs import SUITES
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
-_dir = click.option(
-    "--dir",
-    "directory",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=default_dir,
-    show_default="GPUSHARE_TESTBED, else /tmp/gpushare-testbed",
-    help="The testbed's own directory.",
-)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_dir = click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False), default=default_dir,
+                    show_default="GPUSHARE_TESTBED, else /var/lib/gpushare-testbed",
+                    help="The testbed's own directory.")  # fmt: skip
+
+
+SLURM = click.option("--slurm", "suite", type=click.Choice(list(SUITES)),
+                     help="Run the Slurm of another Debian: bookworm 22.05, trixie 24.11, forky 26.05.")  # fmt: skip
+
+
+def throw_away_dir(default: str) -> Callable[[Command], Command]:
+    """The option of commands that start a testbed of their own."""
+    return click.option("--dir", "directory", type=click.Path(path_type=Path), default=Path(default),
+                        show_default=True, help="The testbed's directory; it is removed at the end.")  # fmt: skip
 
 
 class Steps:
@@ -50,13 +59,13 @@ def testbed() -> None:
 @click.option("--gpus", default=4, show_default=True, help="GPUs a node.")
 @click.option("--shards", default=2, show_default=True, help="Shards a GPU.")
 @click.option("--accounting/--no-accounting", default=True, show_default=True, help="With MariaDB and slurmdbd.")
-@click.option("--slurm", "suite", type=click.Choice(list(SUITES)),
-              help="Run the Slurm of another Debian: bookworm 22.05, trixie 24.11, forky 26.05.")  # fmt: skip
+@SLURM
+@click.option("--plain", is_flag=True, help="Slurm as it is without us: to try the set-up itself.")
 @_dir
-def up(nodes: int, gpus: int, shards: int, accounting: bool, suite: str | None, directory: Path) -> None:
+def up(nodes: int, gpus: int, shards: int, accounting: bool, suite: str | None, plain: bool, directory: Path) -> None:
     """Start a testbed."""
     stop_on_sigterm()
-    Testbed(directory, Steps()).up(Shape(nodes, gpus, shards), accounting=accounting, suite=suite)
+    Testbed(directory, Steps()).up(Shape(nodes, gpus, shards), accounting=accounting, suite=suite, plain=plain)
     suffix = "" if directory == default_dir() else f" --dir {directory}"
     click.echo(f"Try: gpushare testbed run{suffix} -- sinfo")
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
+import time
+from dataclasses import asdict
+
 import click
 
-from slurm_gpushare.cli.output import Column, echo_json, table
+from slurm_gpushare.cli.access import config_or_none, source
+from slurm_gpushare.cli.options import JSON, NO_HEADER
+from slurm_gpushare.cli.output import Cell, Column, echo_json, right, table, warn
+from slurm_gpushare.coschedule.planning.reasons import duration_text
+from slurm_gpushare.report.job_text import PREALLOCATED, WIDTH
+from slurm_gpushare.store.published import TokenFigures
 from slurm_gpushare.tokens import TokenFile
+
+_MARK = "*"
 
 
 class _NameOrCommand(click.Group):
@@ -40,20 +52,46 @@ def token() -> None:
 
 
 @token.command("list")
-@click.option("-n", "--noheader", is_flag=True, help="No headings.")
-@click.option("-P", "--parsable", is_flag=True, help="Columns separated by '|'.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@NO_HEADER
+@click.option("-P", "--parsable", is_flag=True, help="Separate columns by | without padding.")
+@JSON
 def list_tokens(noheader: bool, parsable: bool, as_json: bool) -> None:
-    """List your tokens and their names."""
+    """List your tokens: their names, and what is known of their workloads.
+
+    A workload shares once it has been measured: RUNS says by how many runs. TIME and MEM are what it typically needs.
+    """
     items = TokenFile().all()
+    figures = source(config_or_none())
+    known = figures.tokens(os.geteuid())
+    facts = {item.token: (known or {}).get(item.token, TokenFigures(item.token)) for item in items}
     if as_json:
-        echo_json([{"token": item.token, "name": item.name} for item in items])
+        is_known = {token: None if known is None else fact.runs > 0 for token, fact in facts.items()}
+        named = {item.token: {"name": item.name, "known": is_known[item.token]} for item in items}
+        echo_json([asdict(fact) | named[token] for token, fact in facts.items()])
         return
-    columns = (Column("TOKEN"), Column("NAME"))
-    rows = [(item.token, item.name) for item in items]
+    numbers = map(right, ("CLUSTER", "RUNS", "TIME", "MEM"))
+    columns = (Column("TOKEN"), Column("NAME"), Column("KNOWN"), *numbers, Column("LAST"))
+    mark = "" if parsable else _MARK
+    rows = [(item.token, item.name, *_known(facts[item.token], known is not None, mark)) for item in items]
     text = table(columns, rows, header=not noheader, delimiter="|" if parsable else None)
     if text:
         click.echo(text)
+    if not noheader and not parsable and any(facts[item.token].preallocated for item in items):
+        click.echo(textwrap.fill(f"{_MARK} {PREALLOCATED}.", WIDTH, subsequent_indent="  "))
+    if not items and not noheader and not parsable:
+        click.echo("No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.", err=True)
+    if figures.note and items and not noheader:
+        warn(figures.note)
+
+
+def _known(facts: TokenFigures, any_known: bool, preallocated: str) -> tuple[Cell, ...]:
+    if not any_known:
+        return (None,) * 6
+    mark = preallocated if facts.preallocated else ""
+    mem = None if facts.mem_used_mib is None else f"{facts.mem_used_mib / 1024:.1f}G{mark}"
+    last = None if facts.last_used_s is None else time.strftime("%m-%d", time.localtime(facts.last_used_s))
+    duration = None if facts.duration_s is None else duration_text(facts.duration_s)
+    return ("yes" if facts.runs else "no", facts.cluster, facts.runs, duration, mem, last)
 
 
 @token.command("rm")

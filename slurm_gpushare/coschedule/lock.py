@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.ownership import hand_over
 
 
 class Lock:
@@ -20,7 +21,9 @@ class Lock:
     def __enter__(self) -> Lock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.fchmod(self._handle, 0o600)  # an older release made it for all: whoever can open it can hold the lock
+            hand_over(self._path)
         except OSError as why:
             raise GpushareError(
                 f"{self._path}: {why.strerror}", "StateDir must belong to SlurmUser; the helper runs as SlurmUser."

@@ -15,6 +15,8 @@ def _value(value: Any) -> str:
     text = " ".join(str(value).split())
     if text and set(text) <= _PLAIN:
         return text
+    # Names of files and answers of Slurm may hold what a terminal would obey.
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

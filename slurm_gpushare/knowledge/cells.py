@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.knowledge.learning import LearnedKnowledge
+
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
 
+SPEAKERS = 300
+"""So many tokens of a cluster are enough to say what it does."""
 PRIOR_PAIRS = 2.0
 """How many pairs' worth of belief in the mean over all cells a cell starts with."""
-
-CELL_RATES = 10.0
-"""So many rates for seven coefficients make the regression as good as the cells; a round guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,53 +53,67 @@ def make_cells(k: int, victim: Index, neighbour: Index, log_slowdown: Floats) ->
     return cells
 
 
-def cell_tables(cells: Sequence[Cell], k: int, clusters: Index) -> tuple[Floats, Floats]:
-    """Mean and variance of the log slow-down of jobs of these clusters, victims in rows; NaN without a cluster (-1)."""
-    mean, variance = np.full((k + 1, k + 1), np.nan), np.full((k + 1, k + 1), np.nan)
-    for cell in cells:
-        mean[cell.victim, cell.neighbour] = cell.mean
-        variance[cell.victim, cell.neighbour] = cell.sd**2 * (1.0 + 1.0 / (cell.pairs + PRIOR_PAIRS))
-    at = np.ix_(clusters, clusters)
-    return mean[at], variance[at]
+def believed_cells(k: int, clusters: Mapping[str, int], knowledge: LearnedKnowledge) -> list[Cell]:
+    """Cells from what is known of the tokens in them; `pairs` is how many were observed.
 
-
-def towards_cells(
-    mean: Floats, variance: Floats, cell_mean: Floats, cell_variance: Floats, share: Floats
-) -> tuple[Floats, Floats]:
-    """Log slow-downs moved `share` of the way towards their cells; as they are where there is no cell.
-
-    Both may rest on the same pairs, so that agreeing does not make them more certain: the variance is a mixture's.
+    Of each cluster the most observed tokens speak, at most `SPEAKERS`.
     """
-    share = np.where(np.isnan(cell_mean), 0.0, share)
-    towards, wide = np.nan_to_num(cell_mean), np.nan_to_num(cell_variance)
-    both = (1.0 - share) * variance + share * wide + share * (1.0 - share) * np.square(mean - towards)
-    return (1.0 - share) * mean + share * towards, both
+    observed: dict[str, int] = {}
+    counts = np.zeros((k, k), dtype=np.intp)
+    for victim, neighbour in knowledge.evidence():
+        for token in (victim, neighbour):
+            observed[token] = observed.get(token, 0) + 1
+        v, n = clusters.get(victim, -1), clusters.get(neighbour, -1)
+        if 0 <= v < k and 0 <= n < k:
+            counts[v, n] += 1
+    ranked = sorted(clusters, key=lambda token: (-observed.get(token, 0), token))
+    members = [[token for token in ranked if clusters[token] == number][:SPEAKERS] for number in range(k)]
+    cells = []
+    for v in range(k):
+        for n in range(k):
+            if not members[v] or not members[n]:
+                cells.append(Cell(v, n, math.nan, math.nan, 0))
+                continue
+            log = -np.log(knowledge.rates(members[v], members[n]).mean)
+            cells.append(Cell(v, n, float(log.mean()), float(log.std()), int(counts[v, n])))
+    return cells
 
 
-def cell_share(rates: int) -> float:
-    """How far to move predictions towards their cells when the regression was fitted on so many rates with telemetry.
+def balanced_partners(cells: Sequence[Cell], k: int) -> tuple[int, ...]:
+    """For each cluster the one to sit beside: of all ways to pair clusters up, the best balance of PS and ISD.
 
-    1 where there are none, half at `CELL_RATES`, next to nothing after hundreds: cells do not tell jobs of a cluster
-    apart, and say less of other families of jobs than the regression does (docs/knowledge.md).
+    A cluster may be its own partner. The balance is the saving less the mean slow-down, in points.
     """
-    return CELL_RATES / (CELL_RATES + rates)
+    rate = rate_matrix(cells, k)
+    slowed = (1.0 / rate - 1.0) * 100.0
+    balance = np.nan_to_num(packing_saving_pct(rate, rate.T) - (slowed + slowed.T) / 2.0, nan=-1e6)
+    return max(_pairings(tuple(range(k))), key=lambda way: sum(float(balance[v, n]) for v, n in enumerate(way)))
 
 
-def isd_matrix(cells: Sequence[Cell], k: int) -> Floats:
-    """ISD in % of each cluster (row) beside each (column); NaN without evidence."""
-    matrix = np.full((k, k), np.nan)
-    for cell in cells:
-        if cell.pairs:
-            matrix[cell.victim, cell.neighbour] = (1.0 / cell.rate - 1.0) * 100.0
-    return matrix
+def _pairings(clusters: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All ways in which each of `clusters` has a partner among them that has it in turn, as partners by cluster."""
+    for way in permutations(clusters):
+        if all(way[partner] == cluster for cluster, partner in enumerate(way)):
+            yield way
 
 
-def ps_matrix(cells: Sequence[Cell], k: int) -> Floats:
-    """PS in % of two jobs of equal length, by cluster; NaN without evidence."""
+def rate_matrix(cells: Sequence[Cell], k: int, evidence: int = 0) -> Floats:
+    """Rate of each cluster (row) beside each (column); NaN with less evidence."""
     rate = np.full((k, k), np.nan)
     for cell in cells:
-        if cell.pairs:
+        if cell.pairs >= evidence:
             rate[cell.victim, cell.neighbour] = cell.rate
+    return rate
+
+
+def isd_matrix(cells: Sequence[Cell], k: int, evidence: int = 1) -> Floats:
+    """ISD in % of each cluster (row) beside each (column); NaN with less evidence."""
+    return (1.0 / rate_matrix(cells, k, evidence) - 1.0) * 100.0
+
+
+def ps_matrix(cells: Sequence[Cell], k: int, evidence: int = 1) -> Floats:
+    """PS in % of two jobs of equal length, by cluster; NaN with less evidence."""
+    rate = rate_matrix(cells, k, evidence)
     return packing_saving_pct(rate, rate.T)
 
 
@@ -108,13 +124,10 @@ def packing_saving_pct(rate_a: Floats, rate_b: Floats) -> Floats:
     return saving
 
 
-def worse_isd_pct(rate_a: Floats, rate_b: Floats) -> Floats:
-    """ISD of the job that suffers more."""
-    worse: Floats = (1.0 / np.minimum(rate_a, rate_b) - 1.0) * 100.0
-    return worse
-
-
 def tercile_clusters(aggressor: Floats) -> Index:
-    """Clusters of jobs without telemetry: light, middle and heavy thirds by how hard they press on others."""
+    """Clusters of jobs without telemetry: light, middle and heavy thirds by how hard they press on others.
+
+    Ties go by index.
+    """
     order = np.argsort(np.argsort(aggressor, kind="stable"), kind="stable")
     return (order * 3 // len(aggressor)).astype(np.intp)

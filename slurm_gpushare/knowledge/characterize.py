@@ -9,12 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
+from slurm_gpushare.knowledge.clusters import ChoiceOfK, ClusterModel, choice_of_k, fit_clusters
 from slurm_gpushare.knowledge.ranking import Ranked, rank
-from slurm_gpushare.knowledge.workloads import FEATURES, TARGETS, Rebuilt, Workloads, enlarge, read_workloads, score
+from slurm_gpushare.knowledge.workloads import (
+    FEATURES,
+    TARGETS,
+    PaperWorkloads,
+    Rebuilt,
+    enlarge,
+    read_workloads,
+    score,
+)
 
 Floats = NDArray[np.float64]
 
+THIRD = "mgtsamp"
+"""The feature besides the two targets: it was chosen on the ranking for MGUP."""
 INTERPOLATION = "pchip"
 """Polynomials give their own points back perfectly and overshoot between them; of the methods that never leave the
 range of the two neighbouring measurements this one has the least error."""
@@ -24,7 +34,7 @@ range of the two neighbouring measurements this one has the least error."""
 class Characterisation:
     """Everything that figures 2 to 4 show."""
 
-    workloads: Workloads
+    workloads: PaperWorkloads
     rankings: dict[str, list[Ranked]]
     methods: list[Rebuilt]
     method: str
@@ -32,6 +42,12 @@ class Characterisation:
     """Measured rows, then synthetic ones; columns as in `FEATURES`."""
     model: ClusterModel
     labels: NDArray[np.intp]
+    choice: ChoiceOfK
+
+    def place_of_third(self, target: str) -> int:
+        """The place of the third feature in the ranking for `target`, 1 being the most telling."""
+        names = [item.attribute for item in self.rankings[target]]
+        return names.index(FEATURES[THIRD]) + 1
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds."""
@@ -42,6 +58,13 @@ class Characterisation:
                 {**{name: round(float(value), 2) for name, value in zip(FEATURES, row, strict=True)}, "size": size}
                 for row, size in zip(self.model.centroids, self.model.sizes, strict=True)
             ],
+            "third_feature": {
+                "name": THIRD,
+                "place": {target: self.place_of_third(target) for target in self.rankings},
+                "chosen_on": "MGUP",
+            },
+            "elbow_by_largest_k": dict(self.choice.elbows),
+            "silhouette_by_k": {k: round(value, 3) for k, value in self.choice.silhouettes.items()},
             "distortions": [round(value, 3) for value in self.model.distortions],
             "workloads": len(self.workloads.values),
             "points": len(self.points),
@@ -73,4 +96,5 @@ def characterize(path: Path, k: int | None = None, method: str = INTERPOLATION, 
         points,
         model,
         model.assign(points),
+        choice_of_k(points, seed=seed),
     )

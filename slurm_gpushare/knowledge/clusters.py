@@ -80,11 +80,16 @@ class ClusterModel:
 
 
 def fit_clusters(
-    values: Floats, features: Sequence[str], k: int | None = None, previous: ClusterModel | None = None, seed: int = 0
+    values: Floats,
+    features: Sequence[str],
+    k: int | None = None,
+    previous: ClusterModel | None = None,
+    seed: int = 0,
+    weights: Floats | None = None,
 ) -> ClusterModel:
     """Cluster rows; `k` by the elbow unless given. Numbers follow `previous` where it has the same features and k.
 
-    A constant column says nothing and is left at scale 1, where it adds nothing to any distance.
+    `weights` say how much each row counts, all alike unless given.
     """
     values = np.asarray(values, dtype=np.float64)
     if np.isnan(values).any():
@@ -94,17 +99,18 @@ def fit_clusters(
         raise BadInput(
             f"{len(values)} profiles, {distinct} different", "Clusters need at least two different profiles."
         )
-    mean, scale = values.mean(axis=0), values.std(axis=0)
-    scale = np.where(scale > 1e-9, scale, 1.0)
+    weights = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
+    mean, scale = _mean_and_scale(values, weights)
     points = (values - mean) / scale
     most = min(MAX_K, distinct)
     if k is not None and not 1 <= k <= most:
         raise BadInput(f"k = {k} clusters of {distinct} different profiles", f"Choose k between 1 and {most}.")
-    fits = {n: _k_means(points, n, seed) for n in (range(1, most + 1) if k is None else (k,))}
+    fits = {n: _k_means(points, n, seed, weights) for n in (range(1, most + 1) if k is None else (k,))}
     distortions = tuple(fits[n][1] for n in fits) if k is None else ()
     best = k if k is not None else elbow(distortions)
     labels = fits[best][0]
-    centroids = np.array([values[labels == label].mean(axis=0) for label in range(best)])
+    members = [labels == label for label in range(best)]
+    centroids = np.array([np.average(values[own], axis=0, weights=weights[own]) for own in members])
     order = np.argsort(((centroids - mean) / scale).sum(axis=1))
     if previous is not None and previous.features == tuple(features) and previous.k == best:
         order = _matched(centroids, previous)
@@ -112,6 +118,13 @@ def fit_clusters(
     return ClusterModel(
         tuple(features), mean, scale, centroids[order], sizes, "elbow" if k is None else "given", distortions
     )
+
+
+def _mean_and_scale(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Of each column. A constant one is left at scale 1, where it adds nothing to any distance."""
+    mean = np.average(values, axis=0, weights=weights)
+    scale = np.sqrt(np.average(np.square(values - mean), axis=0, weights=weights))
+    return np.asarray(mean, dtype=np.float64), np.where(scale > 1e-9, scale, 1.0)
 
 
 def elbow(distortions: Sequence[float]) -> int:
@@ -125,10 +138,33 @@ def elbow(distortions: Sequence[float]) -> int:
     return int(np.argmax(1.0 - x - y)) + 1
 
 
-def _k_means(points: Floats, k: int, seed: int) -> tuple[NDArray[np.intp], float]:
+@dataclass(frozen=True, slots=True)
+class ChoiceOfK:
+    """How far the number of clusters depends on how it is chosen."""
+
+    elbows: Mapping[int, int]
+    """The elbow by the largest k that was tried."""
+    silhouettes: Mapping[int, float]
+    """Mean silhouette by k: how much nearer points lie to their own cluster than to the next; 1 at best."""
+
+
+def choice_of_k(values: Floats, most: int = 13, seed: int = 0) -> ChoiceOfK:
+    """The elbow for every largest k from 5 to `most`, and the silhouette of every k, on standardised values."""
+    from sklearn.metrics import silhouette_score
+
+    mean, scale = _mean_and_scale(values, np.ones(len(values)))
+    points = (values - mean) / scale
+    most = min(most, len(np.unique(values, axis=0)) - 1)
+    fits = {k: _k_means(points, k, seed) for k in range(1, most + 1)}
+    distortions = [fits[k][1] for k in fits]
+    silhouettes = {k: float(silhouette_score(points, fits[k][0])) for k in fits if k > 1}
+    return ChoiceOfK({largest: elbow(distortions[:largest]) for largest in range(5, most + 1)}, silhouettes)
+
+
+def _k_means(points: Floats, k: int, seed: int, weights: Floats | None = None) -> tuple[NDArray[np.intp], float]:
     from sklearn.cluster import KMeans
 
-    fitted = KMeans(n_clusters=k, n_init=10, random_state=seed).fit(points)
+    fitted = KMeans(n_clusters=k, n_init=10, random_state=seed).fit(points, sample_weight=weights)
     return np.asarray(fitted.labels_, dtype=np.intp), float(fitted.inertia_)
 
 

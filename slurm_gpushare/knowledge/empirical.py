@@ -20,7 +20,7 @@ from slurm_gpushare.knowledge.posterior import Posterior, kinship
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
 
-SPREADS = ("sensitivity", "pressure", "unknown", "offset", "burden", "pair_relative", "pair", "curve")
+SPREADS = ("sensitivity", "pressure", "unknown", "offset", "burden", "pair_relative", "pair")
 LOG_SD = 0.5
 """Of a spread about where it started, as a logarithm: two standard deviations are a factor of e."""
 LOGIT_SD = 1.0
@@ -88,12 +88,11 @@ class _Evidence:
     def __init__(self, posterior: Posterior, families: Index | None) -> None:
         seen, known = posterior.observed, jobs_known(posterior.jobs)
         victim, neighbour = seen.victim, seen.neighbour
-        scale = np.outer(posterior.at_observed, posterior.at_observed)
+        scale = np.outer(posterior.product, posterior.product)
         same_victim = (victim[:, None] == victim).astype(np.float64)
         same_neighbour = (neighbour[:, None] == neighbour).astype(np.float64)
         same = same_victim * same_neighbour
         kin = np.eye(len(posterior.jobs)) if families is None else kinship(families, 1.0)
-        like = posterior.like
         by_victim = kin[np.ix_(victim, victim)] * scale
         by_neighbour = kin[np.ix_(neighbour, neighbour)] * scale
         self._kin = [
@@ -105,8 +104,7 @@ class _Evidence:
         self._own = [self._kin[0] * same_victim, self._kin[1] * same_neighbour]
         blank = scale * (same_victim * ~known[victim] + same_neighbour * ~known[neighbour])
         self._own.append(blank)
-        curves = same_victim * like[np.ix_(neighbour, neighbour)] + same_neighbour * like[np.ix_(victim, victim)]
-        self._rest = [same_victim, same_neighbour, same * scale, same, curves * scale]
+        self._rest = [same_victim, same_neighbour, same * scale, same]
         prior = posterior.general.coefficients.covariance
         noise = np.diag(seen.noise**2 + 1e-8)
         self._fixed = posterior.jacobian @ prior @ posterior.jacobian.T + noise

@@ -9,8 +9,8 @@ The log slow-down of job i beside job j is modelled as
 with u the share of time the GPU was busy, m the share it spent accessing memory and f the share of the card's memory
 that the job fills, against the typical job's. z and w are what telemetry does not tell of a token, c an error in its
 speed alone, e what it costs any neighbour alike, p what only this pair does. All have Gaussian priors. The constants
-here are round and wide; `empirical.py` learns coefficients and spreads from measured pairs, `posterior.py` what
-observations say of particular jobs, `learning.py` the same one observation at a time. docs/knowledge.md has the
+here are round and wide; `empirical.py` learns coefficients and spreads from measured pairs, `beliefs.py` what one
+more observation says of the jobs at hand, `posterior.py` what all of them say jointly. docs/knowledge.md has the
 derivation and what it is worth.
 """
 
@@ -26,11 +26,17 @@ from slurm_gpushare.knowledge.rates import RateTable
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
 
+COEFFICIENTS = 7
+Z, W, C, E = range(4)
+"""Where a job's sensitivity, pressure, offset and burden stand in arrays of all four."""
+
 FLOOR = 0.01
 """Added to a share before its logarithm: a job that NVML sees at 0 % still does something."""
 MIN_RATE = 0.02
 MAX_RATE = 1.1
 """A measured rate above 1 says that the speed alone was measured low; beyond this it says nothing more."""
+LEAST_LOG, MOST_LOG = -8.0, 1.2
+"""Bounds of log s + log h: no two jobs disturb each other less, or more, and no exponential overflows."""
 PESSIMISM = 1.2816
 """Standard deviations from the mean to the pessimistic end: nine of ten true rates lie above it."""
 
@@ -58,10 +64,6 @@ class Spread:
     """Of p, as a share of the expected log slow-down."""
     pair: float = 0.05
     """Of p, in log slow-down, however little the two disturb each other."""
-    curve: float = 0.1
-    """Of the part of p that neighbours with like telemetry share."""
-    reach: float = 0.3
-    """How unlike (in u and m, both 0..1) telemetry may be to count as like."""
     noise: float = 0.01
     """Of one measured rate, relative, where the measurement does not say."""
 
@@ -77,11 +79,12 @@ class Coefficients:
     def prior(cls) -> Coefficients:
         """Before any data: doubling both shares of time doubles sensitivity and pressure, and neither counts more.
 
-        The exponents are 0.5 +- 0.25, so that one below 0 (the busier, the less disturbed) needs strong evidence. A
-        full card may cost either job something, 0 +- 0.2.
+        The exponents are 0.5 +- 0.25, so that one below 0 (the busier, the less disturbed) needs strong evidence. Two
+        jobs that keep the card busy all the time, half of it accessing memory, halve each other: a0 is
+        log(log(2) / 0.5) = 0.3, +- 0.5. A full card may cost either job something, 0 +- 0.2.
         """
-        sd = np.array([1.0, 0.25, 0.25, 0.25, 0.25, 0.2, 0.2])
-        return cls(np.array([0.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]), np.diag(np.square(sd)))
+        sd = np.array([0.5, 0.25, 0.25, 0.25, 0.25, 0.2, 0.2])
+        return cls(np.array([0.3, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]), np.diag(np.square(sd)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +94,16 @@ class Telemetry:
     busy: Floats
     access: Floats
     filled: Floats
+    doubt: Floats | None = None
+    """How many times as far off the prior may be, as for a job on one card; None: no further."""
 
     def __len__(self) -> int:
         return len(self.busy)
 
-    def take(self, rows: NDArray[np.bool_]) -> Telemetry:
+    def take(self, rows: NDArray[np.bool_] | Index) -> Telemetry:
         """Only these jobs."""
-        return Telemetry(self.busy[rows], self.access[rows], self.filled[rows])
+        doubt = None if self.doubt is None else self.doubt[rows]
+        return Telemetry(self.busy[rows], self.access[rows], self.filled[rows], doubt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,37 +131,30 @@ class Interference:
 
     coefficients: Coefficients = field(default_factory=Coefficients.prior)
     spread: Spread = field(default_factory=Spread)
-    typical: tuple[float, float, float] = (-0.7, -1.4, 0.2)
-    """Log u, log m and f that stand in where a job's own are not known."""
+    typical: tuple[float, float, float] = (-0.2, -0.9, 0.4)
+    """Log u, log m and f that stand in where a job's own are not known. Of the V100 pairs' jobs nobody measured them;
+    with these the heaviest third of them, which halve each other, are jobs that fill the card (docs/knowledge.md)."""
 
-    def rates(self, victims: Telemetry, neighbours: Telemetry, pessimism: float = PESSIMISM) -> RateTable:
-        """Rates of jobs that were never observed, every victim beside every neighbour."""
-        return expected(*self.cold(victims, neighbours), pessimism)
+    def loads(self, jobs: Telemetry) -> Floats:
+        """How (log s, log h, c, e) of each job follow the coefficients: one matrix of 4 by 7 a job."""
+        loads = np.zeros((len(jobs), 4, COEFFICIENTS))
+        design = self.design(jobs)
+        loads[:, Z, :3], loads[:, W, 3:5] = design, design[:, 1:]
+        loads[:, C, 5] = loads[:, E, 6] = np.where(np.isnan(jobs.filled), 0.0, jobs.filled - self.typical[2])
+        return loads
 
-    def cold(self, victims: Telemetry, neighbours: Telemetry) -> tuple[Floats, Floats]:
-        """Mean and variance of the log slow-down of jobs that were never observed, victims in rows."""
-        mean, covariance = self.coefficients.mean, self.coefficients.covariance
-        d, e = self.design(victims), self.design(neighbours)[:, 1:]
-        f, g = self.fullness(victims)[:, None], self.fullness(neighbours)[None, :]
-        product = np.exp((d @ mean[:3])[:, None] + (e @ mean[3:5])[None, :])
-        relative = (_quadratic(d, covariance[:3, :3]) + self.own(victims, self.spread.sensitivity))[:, None]
-        relative = relative + _quadratic(e, covariance[3:5, 3:5]) + self.own(neighbours, self.spread.pressure)
-        relative += 2.0 * d @ covariance[:3, 3:5] @ e.T + self.pair_relative
-        by_f = (d @ covariance[:3, 5])[:, None] + e @ covariance[3:5, 5]
-        by_g = (d @ covariance[:3, 6])[:, None] + e @ covariance[3:5, 6]
-        filled = f * f * covariance[5, 5] + g * g * covariance[6, 6] + 2.0 * f * g * covariance[5, 6]
-        variance = product**2 * relative + 2.0 * product * (by_f * f + by_g * g) + filled + self.absolute
-        return product + mean[5] * f + mean[6] * g, np.maximum(variance, self.absolute)
+    def starts(self, jobs: Telemetry) -> Floats:
+        """Variances of (z, w, c, e) of each job before anything was observed."""
+        spread, known = self.spread, jobs_known(jobs)
+        own = [np.where(known, sd, spread.unknown) for sd in (spread.sensitivity, spread.pressure)]
+        own += [np.full(len(jobs), sd) for sd in (spread.offset, spread.burden)]
+        sd = np.column_stack(own) * (1.0 if jobs.doubt is None else jobs.doubt[:, None])
+        starts: Floats = np.maximum(np.square(sd), 1e-12)  # we divide by it
+        return starts
 
-    @property
-    def pair_relative(self) -> float:
-        """Variance of what only a pair does, as a share of the squared log slow-down."""
-        return self.spread.pair_relative**2 + 2.0 * self.spread.curve**2
-
-    @property
-    def absolute(self) -> float:
-        """Variance of what does not grow with the log slow-down."""
-        return self.spread.pair**2 + self.spread.offset**2 + self.spread.burden**2
+    def pair_variance(self, product: Floats) -> Floats:
+        """Variance of what only a pair does, where its sensitivity times pressure is `product`."""
+        return np.asarray(self.spread.pair_relative**2 * product**2 + self.spread.pair**2, dtype=np.float64)
 
     def design(self, jobs: Telemetry) -> Floats:
         """(1, log u, log m) of each job."""
@@ -163,18 +162,14 @@ class Interference:
         access = np.where(np.isnan(jobs.access), self.typical[1], np.log(np.nan_to_num(jobs.access) + FLOOR))
         return np.column_stack([np.ones(len(jobs)), busy, access])
 
-    def fullness(self, jobs: Telemetry) -> Floats:
-        """f of each job, against the typical one."""
-        filled: Floats = np.where(np.isnan(jobs.filled), 0.0, jobs.filled - self.typical[2])
-        return filled
 
-    def own(self, jobs: Telemetry, spread: float) -> Floats:
-        """Variance of what telemetry does not tell of each job."""
-        return np.where(jobs_known(jobs), spread, self.spread.unknown) ** 2
+GANG_DOUBT = 1.5
+"""Nobody has measured pairs of gangs: the prior is that of jobs on one card, and may be half as far off again."""
 
 
-def _quadratic(rows: Floats, matrix: Floats) -> Floats:
-    return np.asarray(np.einsum("ij,jk,ik->i", rows, matrix, rows), dtype=np.float64)
+def blank_telemetry(count: int) -> Telemetry:
+    """Jobs of which nothing was measured."""
+    return Telemetry(*(np.full(count, np.nan) for _ in range(3)))
 
 
 def jobs_known(jobs: Telemetry) -> NDArray[np.bool_]:

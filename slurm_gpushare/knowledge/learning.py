@@ -1,336 +1,256 @@
-"""Learning rates as jobs share: who slows, who is slowed, and what these two did together.
+"""Learning rates as jobs share: telemetry tells where a token starts, every pairing that was seen refines it.
 
-The log slow-down of victim i beside aggressor j has the form of `interference.py`, about what is believed beforehand:
-
-    y_ij = prior_ij * exp(z_i + w_j) + c_i + e_j + p_ij,    rate = exp(-y)
-
-z is how sensitive a token is and w how hard it presses, as factors; c and e are what it suffers and costs whatever the
-other is; p is what only this pair does. All start at 0 with the variances of `Spread` (from measured pairs: empirical
-Bayes). Each observation moves them by a Kalman step, linearised at the current estimate, in which the covariance
-between different tokens is dropped. So a step costs the same however much was seen before.
+Each observation is a step of `beliefs.py`, in constant time. What was observed is kept by pair, so that all of it can
+be solved jointly now and then (`Refit`), outside the helper's tick: that also learns how far to trust telemetry here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.errors import BadInput
+from slurm_gpushare.knowledge.beliefs import Beliefs
+from slurm_gpushare.knowledge.empirical import adapt
+from slurm_gpushare.knowledge.interference import (
+    MAX_RATE,
+    MIN_RATE,
+    PESSIMISM,
+    C,
+    E,
+    Interference,
+    Observed,
+    Telemetry,
+    W,
+    Z,
+    expected,
+)
+from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
 
 Floats = NDArray[np.float64]
+Index = NDArray[np.intp]
 
-MIN_RATE = 0.02
-"""Below it a job stands still for all purposes, and logarithms grow out of hand."""
-MAX_LOG = -math.log(MIN_RATE)
-MAX_FACTOR = 10.0
-"""As a logarithm: no two tokens disturb each other more, against what was expected, and no exponential overflows."""
 OUTLIER_SD = 2.5
-"""An observation further off than this many standard deviations counts only as if it were this far (Huber)."""
-
 OUTLIERS_IN_A_ROW = 3
 """So many outliers of a pair on the same side, one after the other, are no accident: the jobs have changed."""
+CHANGED = 0.1
+"""What earlier observations of such jobs still count."""
+JOINT_PAIRS = 1000
+"""A joint solution takes in so many pairs, the latest; others are added one by one. It bounds the time it takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How far tokens and pairs scatter, as standard deviations: what may be learned, and what is noise."""
+@dataclass(slots=True)
+class Evidence:
+    """All that was observed of one job beside another: the mean log slow-down and the sum of the weights."""
 
-    sensitivity: float
-    """Of z."""
-    pressure: float
-    """Of w."""
-    offset: float
-    """Of c, in log slow-down, as all below."""
-    burden: float
-    """Of e."""
-    pair: float
-    """Of p."""
-    noise: float = UNIT_SD
-    """Of one observation of weight 1, as `Knowledge.observe` defines it; of weight w its square is 1 / w of that."""
+    log_slowdown: float
+    weight: float
+    seen: int
+    """The number of the last observation."""
 
-
-class Prior(Protocol):
-    """What is believed of tokens before they were seen to share."""
-
-    @property
-    def spread(self) -> Spread: ...
-
-    def log_slowdown(self, victims: Sequence[str], neighbours: Sequence[str]) -> Floats:
-        """Expected log slow-down, victims in rows; of a token that nothing is known of, the typical one."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlatPrior:
-    """Nothing is known of any token: every pair gets the global mean.
-
-    The numbers are what `gpushare kb fit` finds in the 328 measured V100 pairs (docs/knowledge.md).
-    """
-
-    mean: float = 0.426
-    spread: Spread = field(default_factory=lambda: Spread(0.6, 0.6, 0.11, 0.13, 0.05))
-
-    def log_slowdown(self, victims: Sequence[str], neighbours: Sequence[str]) -> Floats:
-        return np.full((len(victims), len(neighbours)), self.mean)
+    def add(self, log_slowdown: float, weight: float, kept: float, number: int) -> None:
+        old = self.weight * kept
+        self.log_slowdown = (old * self.log_slowdown + weight * log_slowdown) / (old + weight)
+        self.weight, self.seen = old + weight, number
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What was learned of a token: log slow-down with the typical other, against the prior; 0 is as expected."""
+    """What is known of a token: log slow-down with the typical other, against the typical token's; 0 is typical."""
 
     token: str
     victim: float
     victim_sd: float
     aggressor: float
     aggressor_sd: float
+    observations: int
 
 
 class LearnedKnowledge:
-    """`Knowledge` that starts from a prior and learns from every observation, in constant time.
+    """`Knowledge` that starts from telemetry and learns from every observation, in constant time.
 
-    `pessimism` is how many standard deviations of the prediction the `low` rates lie below the mean (1.28: nine of ten
-    true rates are above). `half_life` is the number of observations of a token after which an old one counts half.
+    `half_life` is the number of observations of a token after which an old one counts half.
     """
 
-    def __init__(self, prior: Prior | None = None, pessimism: float = 1.2816, half_life: float = 200.0) -> None:
-        self.prior: Prior = prior or FlatPrior()
-        self.pessimism = pessimism
-        spread = self.prior.spread
-        start = np.square([spread.sensitivity, spread.pressure, spread.offset, spread.burden])
-        self._start = np.maximum(start, 1e-12)  # we divide by it
-        self._pair_start = spread.pair**2
-        self._noise = spread.noise**2
+    def __init__(self, general: Interference | None = None, half_life: float = 200.0) -> None:
+        self.general = general or Interference()
+        self.beliefs = Beliefs(self.general)
+        self.observations = 0
         self._fade = 1.0 - 0.5 ** (1.0 / half_life)
         self._index: dict[str, int] = {}
-        self._effect = np.zeros((0, 4))  # z, w, c, e; the last row is always that of a token never seen
-        self._variance = np.zeros((0, 4, 4))
-        self._pairs: dict[tuple[int, int], int] = {}
-        self._pair_effect = np.zeros(0)
-        self._pair_variance = np.zeros(0)
-        self._grow_tokens()
-        self._surprises: dict[int, int] = {}  # outliers of a pair in a row, negative when it was faster
-        self._views: list[RateView] = []
-        self.observations = 0
+        self._shares: dict[int, tuple[float, float, float, float]] = {}
+        self._evidence: dict[tuple[int, int], Evidence] = {}
+        self._surprises: dict[tuple[int, int], int] = {}  # outliers of a pair in a row, negative when it was faster
 
     def __len__(self) -> int:
-        """How many tokens have been seen to share."""
+        """How many tokens are known, by telemetry or because they were seen to share."""
         return len(self._index)
 
+    def profiled(self, tokens: Sequence[str], jobs: Telemetry) -> None:
+        """Take in the telemetry of tokens: what is believed of them before they were seen to share."""
+        rows = np.array([self._place(token) for token in tokens], dtype=np.intp)
+        doubt = np.ones(len(jobs)) if jobs.doubt is None else jobs.doubt
+        columns = (jobs.busy.tolist(), jobs.access.tolist(), jobs.filled.tolist(), doubt.tolist())
+        for row, shares in zip(rows.tolist(), zip(*columns, strict=True), strict=True):
+            self._shares[row] = shares
+        self.beliefs.describe(rows, jobs)
+
     def rates(self, victims: Sequence[str], neighbours: Sequence[str]) -> RateTable:
-        rows, columns = self._places(victims), self._places(neighbours)
-        prior = self.prior.log_slowdown(victims, neighbours)
-        own, variance = np.zeros(prior.shape), np.full(prior.shape, self._pair_start)
-        for row, column, pair in self._seen_pairs(rows, columns):
-            own[row, column], variance[row, column] = self._pair_effect[pair], self._pair_variance[pair]
-        return self._believed(prior, own, variance, rows, columns)
+        rows, at_row = np.unique(self._places(victims), return_inverse=True)
+        columns, at_column = np.unique(self._places(neighbours), return_inverse=True)
+        table = expected(*self.beliefs.table(rows, columns), PESSIMISM)
+        if len(rows) == len(victims) and len(columns) == len(neighbours) and _sorted(at_row) and _sorted(at_column):
+            return table
+        at = np.ix_(at_row, at_column)
+        return RateTable(table.mean[at], table.low[at])
 
     def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None:
         if not (math.isfinite(rate) and rate > 0.0 and math.isfinite(weight) and weight > 0.0):
             raise BadInput(f"observed rate {rate:g} with weight {weight:g}", "Both must be finite and above 0.")
-        expected = float(self.prior.log_slowdown((victim,), (neighbour,))[0, 0])
         i, j = self._place(victim), self._place(neighbour)
-        seen = -math.log(min(max(rate, MIN_RATE), 1.0))
-        pair = self._pair(i, j)
-        self._step(i, j, pair, expected, seen, weight)
         self.observations += 1
-        for view in self._views:
-            view._touch(i, j, pair)
+        seen = _log_slowdown(rate)
+        surprise = self.beliefs.step(i, j, seen, UNIT_SD**2 / weight, self._fade)
+        self._note((i, j), seen, weight)
+        if self._lasting((i, j), surprise):
+            self._forget(i, j, seen, weight)
+
+    def recall(self, observations: Iterable[tuple[str, str, float, float]]) -> None:
+        """Take in earlier observations (victim, neighbour, rate, weight); they count from the next `refit` on.
+
+        Much faster than observing them one by one: for the start, from the store.
+        """
+        for victim, neighbour, rate, weight in observations:
+            pair = self._place(victim), self._place(neighbour)
+            self.observations += 1
+            self._note(pair, _log_slowdown(rate), weight)
+
+    def _note(self, pair: tuple[int, int], seen: float, weight: float) -> None:
+        known = self._evidence.setdefault(pair, Evidence(seen, 0.0, 0))
+        known.add(seen, weight, 1.0 - self._fade, self.observations)
+
+    def refit(self) -> None:
+        """Solve all that was observed jointly, now. The helper does this beside its ticks, with `Refit`."""
+        refit = Refit(self)
+        refit.run()
+        refit.install()
+
+    def evidence(self) -> Mapping[tuple[str, str], Evidence]:
+        """What was observed, by victim and neighbour."""
+        names = list(self._index)
+        return {(names[i], names[j]): known for (i, j), known in self._evidence.items()}
 
     def effects(self) -> list[Effect]:
-        """What was learned of every token that has been seen, by token."""
-        typical = float(self.prior.log_slowdown(("",), ("",))[0, 0])
-        found = []
+        """What is known of every token that has been seen to share, by token."""
+        beliefs, found = self.beliefs, []
+        counts: dict[int, int] = {}
+        for (i, j), _ in self._evidence.items():
+            counts[i], counts[j] = counts.get(i, 0) + 1, counts.get(j, 0) + 1
+        typical = beliefs.logs(np.array([-1]))[0]
         for token, at in sorted(self._index.items()):
-            z, w, c, e = self._effect[at].tolist()
-            slopes = np.array([[typical * math.exp(z), 0.0, 1.0, 0.0], [0.0, typical * math.exp(w), 0.0, 1.0]])
-            victim_sd, aggressor_sd = np.sqrt(np.diagonal(slopes @ self._variance[at] @ slopes.T)).tolist()
-            victim, aggressor = typical * math.expm1(z) + c, typical * math.expm1(w) + e
-            found.append(Effect(token, victim, victim_sd, aggressor, aggressor_sd))
+            if at not in counts:
+                continue
+            z, w, c, e = beliefs.logs(np.array([at]))[0].tolist()
+            s, h = math.exp(z + typical[W]), math.exp(w + typical[Z])
+            level = math.exp(typical[Z] + typical[W])
+            slopes = np.array([[s, 0.0, 1.0, 0.0], [0.0, h, 0.0, 1.0]])
+            victim_sd, aggressor_sd = np.sqrt(np.diagonal(slopes @ beliefs.variance[at] @ slopes.T)).tolist()
+            victim, aggressor = s - level + c - typical[C], h - level + e - typical[E]
+            found.append(Effect(token, float(victim), victim_sd, float(aggressor), aggressor_sd, counts[at]))
         return found
 
-    def view(self, tokens: Sequence[str]) -> RateView:
-        """A dense table of these tokens that follows later observations until `release`d."""
-        for token in tokens:
-            self._place(token)
-        view = RateView(self, tokens)
-        self._views.append(view)
-        return view
-
-    def release(self, view: RateView) -> None:
-        """Stop keeping `view` up to date."""
-        self._views.remove(view)
-
-    def _step(self, i: int, j: int, pair: int, expected: float, seen: float, weight: float) -> None:
-        z, w, c, e = self._effect[i, 0], self._effect[j, 1], self._effect[i, 2], self._effect[j, 3]
-        product = min(expected * math.exp(min(z + w, MAX_FACTOR)), MAX_LOG)
-        slopes = {i: np.array([product, 0.0, 1.0, 0.0])}
-        slopes[j] = slopes.get(j, 0.0) + np.array([0.0, product, 0.0, 1.0])
-        variances = {token: self._faded(token) for token in slopes}
-        pulls = {token: variances[token] @ slope for token, slope in slopes.items()}
-        p = float(self._pair_variance[pair])
-        p += self._fade * p * (1.0 - p / self._pair_start)
-        innovation = float(seen - product - c - e - self._pair_effect[pair])
-        total = p + sum(float(pulls[token] @ slope) for token, slope in slopes.items())
-        noise = self._noise / weight
-        limit = OUTLIER_SD * math.sqrt(total + noise)
-        if abs(innovation) > limit:
-            if self._lasting(pair, innovation > 0.0):
-                self._forget(i, j, pair)
-                self._step(i, j, pair, expected, seen, weight)
-                return
-            noise += (total + noise) * (abs(innovation) / limit - 1.0)  # a larger noise: the shift stays bounded
-        else:
+    def _lasting(self, pair: tuple[int, int], surprise: float) -> bool:
+        """Whether this observation is one outlier too many in the same direction to be an accident."""
+        if abs(surprise) <= OUTLIER_SD:
             self._surprises.pop(pair, None)
-        gain = 1.0 / (total + noise)
-        self._pair_effect[pair] += p * gain * innovation
-        self._pair_variance[pair] = p - p * p * gain
-        for token, pull in pulls.items():
-            self._effect[token] += pull * (gain * innovation)
-            self._variance[token] = variances[token] - np.outer(pull, pull) * gain
-
-    def _believed(
-        self, prior: Floats, own: Floats, variance: Floats, victims: NDArray[np.intp], neighbours: NDArray[np.intp]
-    ) -> RateTable:
-        """Rates of these places, given the prior and what is known of the pairs themselves."""
-        z, _, c, _ = self._effect[victims].T
-        _, w, _, e = self._effect[neighbours].T
-        v, n = self._variance[victims], self._variance[neighbours]
-        product = np.minimum(prior * np.exp(np.minimum(z[:, None] + w, MAX_FACTOR)), MAX_LOG)
-        log = product + c[:, None] + e + own
-        variance = variance + v[:, 2, 2, None] + n[:, 3, 3] + product**2 * (v[:, 0, 0, None] + n[:, 1, 1])
-        variance = variance + 2.0 * product * (v[:, 0, 2, None] + n[:, 1, 3])
-        row, column = np.nonzero((victims[:, None] == neighbours) & (victims[:, None] >= 0))  # beside its own kind
-        if len(row):
-            at, same = product[row, column], v[row]
-            both = at**2 * same[:, 0, 1] + at * (same[:, 0, 3] + same[:, 1, 2]) + same[:, 2, 3]
-            variance[row, column] += 2.0 * both
-        sd = np.sqrt(np.maximum(variance, 0.0))
-        mean, low = np.exp(-np.maximum(log, 0.0)), np.exp(-np.maximum(log + self.pessimism * sd, 0.0))
-        return RateTable(np.clip(mean, MIN_RATE, 1.0), np.clip(low, MIN_RATE, 1.0))
-
-    def _lasting(self, pair: int, slower: bool) -> bool:
-        """Whether this outlier is one too many in the same direction to be an accident."""
+            return False
         count = self._surprises.get(pair, 0)
-        count = max(count, 0) + 1 if slower else min(count, 0) - 1
+        count = max(count, 0) + 1 if surprise > 0.0 else min(count, 0) - 1
         self._surprises[pair] = count
         return abs(count) >= OUTLIERS_IN_A_ROW
 
-    def _forget(self, i: int, j: int, pair: int) -> None:
-        """The pair has changed: keep what is believed of it, but as uncertain as at the start."""
-        self._surprises.pop(pair, None)
-        self._pair_variance[pair] = self._pair_start
-        self._variance[[i, j]] = np.diag(self._start)
-
-    def _faded(self, i: int) -> Floats:
-        """The token's variances when its old evidence counts a little less: jobs change.
-
-        Precision moves by the share `fade` from what it is to what it was at the start, here to first order.
-        """
-        variance = self._variance[i]
-        faded: Floats = variance + self._fade * (variance - (variance / self._start) @ variance)
-        return faded
+    def _forget(self, i: int, j: int, seen: float, weight: float) -> None:
+        """The pair has changed: what was seen before counts little from now on."""
+        self._surprises.pop((i, j), None)
+        for (a, b), known in self._evidence.items():
+            if {a, b} & {i, j}:
+                known.weight *= CHANGED
+        self._evidence[i, j] = Evidence(seen, weight, self.observations)
+        self.beliefs.forget(i, j)
+        self.beliefs.step(i, j, seen, UNIT_SD**2 / weight)
 
     def _place(self, token: str) -> int:
         place = self._index.setdefault(token, len(self._index))
-        if place + 1 == len(self._effect):
-            self._grow_tokens()
+        self.beliefs.reserve(place + 1)
         return place
 
-    def _grow_tokens(self) -> None:
-        more = max(16, len(self._effect))
-        self._effect = np.concatenate([self._effect, np.zeros((more, 4))])
-        self._variance = np.concatenate([self._variance, np.tile(np.diag(self._start), (more, 1, 1))])
-
-    def _pair(self, i: int, j: int) -> int:
-        place = self._pairs.setdefault((i, j), len(self._pairs))
-        if place == len(self._pair_effect):
-            more = max(16, place)
-            self._pair_effect = np.concatenate([self._pair_effect, np.zeros(more)])
-            self._pair_variance = np.concatenate([self._pair_variance, np.full(more, self._pair_start)])
-        return place
-
-    def _places(self, tokens: Sequence[str]) -> NDArray[np.intp]:
+    def _places(self, tokens: Sequence[str]) -> Index:
         """Index of each token, -1 for one never seen."""
         return np.fromiter((self._index.get(token, -1) for token in tokens), dtype=np.intp, count=len(tokens))
 
-    def _seen_pairs(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Iterable[tuple[int, int, int]]:
-        """(row, column, pair) of every asked pair that was itself observed."""
-        if len(rows) * len(columns) <= len(self._pairs):
-            for r, i in enumerate(rows.tolist()):
-                for c, j in enumerate(columns.tolist()):
-                    pair = self._pairs.get((i, j))
-                    if pair is not None:
-                        yield r, c, pair
-            return
-        at_row: dict[int, list[int]] = {}
-        at_column: dict[int, list[int]] = {}
-        for r, i in enumerate(rows.tolist()):
-            at_row.setdefault(i, []).append(r)
-        for c, j in enumerate(columns.tolist()):
-            at_column.setdefault(j, []).append(c)
-        for (i, j), pair in self._pairs.items():
-            for r in at_row.get(i, ()):
-                for c in at_column.get(j, ()):
-                    yield r, c, pair
 
+class Refit:
+    """A joint solution of all that a `LearnedKnowledge` has observed when it is made.
 
-class RateView:
-    """Rates among fixed tokens as dense arrays that follow every observation.
-
-    `mean[i, j]` and `low[i, j]` are the rates of `tokens[i]` beside `tokens[j]`, as in `RateTable`; what an observation
-    changed is worked out when they are next read, so read them from the view each time.
+    `run` touches nothing else and may take seconds, in a thread of its own; `install` puts the result in force and
+    adds what was observed meanwhile.
     """
 
-    def __init__(self, knowledge: LearnedKnowledge, tokens: Sequence[str]) -> None:
-        self.tokens = tuple(tokens)
+    def __init__(self, knowledge: LearnedKnowledge) -> None:
         self._knowledge = knowledge
-        self._places = knowledge._places(self.tokens)
-        self._at = {place: row for row, place in enumerate(self._places.tolist())}
-        if len(self._at) < len(self.tokens):
-            raise BadInput("a token twice in one view", "Give each token once.")
-        self._prior = knowledge.prior.log_slowdown(self.tokens, self.tokens)
-        self._own = np.zeros(self._prior.shape)  # what is known of the pair itself
-        self._variance = np.full(self._prior.shape, knowledge._pair_start)
-        for row, column, pair in knowledge._seen_pairs(self._places, self._places):
-            self._own[row, column] = knowledge._pair_effect[pair]
-            self._variance[row, column] = knowledge._pair_variance[pair]
-        self._mean, self._low = np.empty_like(self._prior), np.empty_like(self._prior)
-        self._stale: set[int] = set(range(len(self.tokens)))
+        self._from = knowledge.observations
+        latest = sorted(knowledge._evidence.items(), key=lambda item: -item[1].seen)
+        rows = [(i, j, known.log_slowdown, UNIT_SD / math.sqrt(known.weight)) for (i, j), known in latest]
+        self._rows, self._others = rows[:JOINT_PAIRS], rows[JOINT_PAIRS:]
+        unknown = (math.nan, math.nan, math.nan, 1.0)
+        shares = [knowledge._shares.get(at, unknown) for at in range(len(knowledge))]
+        self._jobs = Telemetry(*np.array(shares, dtype=np.float64).reshape(-1, 4).T)
+        self._solved: Beliefs | None = None
 
-    @property
-    def mean(self) -> Floats:
-        self._update()
-        return self._mean
+    def run(self) -> None:
+        """Solve. Jobs that nothing was observed of are left out of it."""
+        who = np.unique(np.array([row[:2] for row in self._rows], dtype=np.intp))
+        place = {at: number for number, at in enumerate(who.tolist())}
+        columns = np.array([(place[i], place[j], y, noise) for i, j, y, noise in self._rows]).reshape(-1, 4).T
+        seen = Observed(columns[0].astype(np.intp), columns[1].astype(np.intp), np.exp(-columns[2]), columns[3])
+        jobs = self._jobs.take(who)
+        general = adapt(self._knowledge.general, jobs, seen)
+        joint = Posterior(general, jobs, seen).beliefs()
+        solved = Beliefs(general, self._jobs)
+        solved.mean, solved.covariance = joint.mean, joint.covariance
+        for name in ("own", "follow", "variance"):
+            getattr(solved, name)[who] = getattr(joint, name)[: len(who)]
+        for (i, j), pair in joint.pairs.items():
+            row = solved.pair(int(who[i]), int(who[j]))
+            for name in ("pair_own", "pair_follow", "pair_variance"):
+                getattr(solved, name)[row] = getattr(joint, name)[pair]
+        for i, j, y, noise in self._others:
+            solved.step(i, j, y, noise**2)
+        self._solved = solved
 
-    @property
-    def low(self) -> Floats:
-        self._update()
-        return self._low
-
-    def _touch(self, i: int, j: int, pair: int) -> None:
-        row, column = self._at.get(i), self._at.get(j)
-        if row is not None and column is not None:
-            self._own[row, column] = self._knowledge._pair_effect[pair]
-            self._variance[row, column] = self._knowledge._pair_variance[pair]
-        self._stale.update(at for at in (row, column) if at is not None)
-
-    def _update(self) -> None:
-        if not self._stale:
+    def install(self) -> None:
+        """Believe the solution; without one, nothing changes."""
+        knowledge, solved = self._knowledge, self._solved
+        if solved is None:
             return
-        if 4 * len(self._stale) >= len(self.tokens):
-            self._fill(slice(None), slice(None))
-        else:
-            for at in self._stale:
-                self._fill(slice(at, at + 1), slice(None))
-                self._fill(slice(None), slice(at, at + 1))
-        self._stale.clear()
+        solved.reserve(len(knowledge))
+        for at in range(len(self._jobs), len(knowledge)):
+            if at in knowledge._shares:
+                solved.describe(np.array([at]), Telemetry(*(np.array([share]) for share in knowledge._shares[at])))
+        knowledge.beliefs = solved
+        for (i, j), known in sorted(knowledge._evidence.items(), key=lambda item: item[1].seen):
+            if known.seen > self._from:
+                solved.step(i, j, known.log_slowdown, UNIT_SD**2 / known.weight)
 
-    def _fill(self, rows: slice, columns: slice) -> None:
-        prior, own, variance = (table[rows, columns] for table in (self._prior, self._own, self._variance))
-        table = self._knowledge._believed(prior, own, variance, self._places[rows], self._places[columns])
-        self._mean[rows, columns], self._low[rows, columns] = table.mean, table.low
+
+def _log_slowdown(rate: float) -> float:
+    return -math.log(min(max(rate, MIN_RATE), MAX_RATE))
+
+
+def _sorted(places: Index) -> bool:
+    return bool(np.array_equal(places, np.arange(len(places))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 import subprocess
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slurm_gpushare.csv_rows import read_rows
 from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.knowledge.rates import Knowledge
 
@@ -43,17 +43,8 @@ class Measured:
 
 def read_candidates(path: Path) -> list[Candidate]:
     """Read a CSV file with the columns token and command."""
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from error
-    found = []
-    for line, row in enumerate(rows, 2):
-        token, command = (row.get("token") or "").strip(), (row.get("command") or "").strip()
-        if not token or not command:
-            raise BadInput(f"{path}:{line}: token or command is missing", "The header is: token,command.")
-        found.append(Candidate(token, tuple(shlex.split(command))))
+    rows = read_rows(path, ("token", "command"))
+    found = [Candidate(row.text("token"), tuple(shlex.split(row.text("command")))) for row in rows]
     if not found:
         raise BadInput(f"{path}: no workloads in it", "Give one row a workload: token,command.")
     if len({item.token for item in found}) < len(found):

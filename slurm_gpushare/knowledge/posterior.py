@@ -1,7 +1,8 @@
-"""What is known of particular jobs after observations among them.
+"""All observations at once: what they say jointly of the coefficients, the tokens and the pairs.
 
 Everything in the model of `interference.py` is Gaussian but for the product of sensitivity and pressure: it is
-linearised at the current estimate, solved exactly, and both are repeated a few times.
+linearised at the current estimate, solved exactly, and both are repeated a few times. The time grows with the cube of
+the number of observations; `beliefs.py` takes in one more at a time.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.knowledge.beliefs import Beliefs
 from slurm_gpushare.knowledge.interference import (
-    PESSIMISM,
+    LEAST_LOG,
+    MOST_LOG,
+    C,
     Coefficients,
+    E,
     Interference,
     Observed,
     Telemetry,
-    expected,
-    jobs_known,
+    W,
+    Z,
 )
-from slurm_gpushare.knowledge.rates import RateTable
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -28,7 +32,7 @@ _OUTLIER = 4.0
 
 
 class Posterior:
-    """The joint distribution of all log slow-downs among some jobs, given those that were observed."""
+    """The joint solution for some jobs and what was observed among them, linearised where it lies."""
 
     def __init__(
         self, general: Interference, jobs: Telemetry, observed: Observed, families: Index | None = None
@@ -37,116 +41,112 @@ class Posterior:
         self.general = general
         self.jobs = jobs
         self.observed = observed
-        spread, prior = general.spread, general.coefficients
-        design = general.design(jobs)
-        n = self._n = len(jobs)
-        self._loadings = np.zeros((2 * n, 7))  # of (log s, log h) on the coefficients
-        self._loadings[:n, :3], self._loadings[n:, 3:5] = design, design[:, 1:]
-        self._fullness = general.fullness(jobs)
-        self._mean = self._loadings @ prior.mean
-        kin = np.eye(n) if families is None else kinship(families, spread.family)
-        own_s, own_h = (np.sqrt(general.own(jobs, own)) for own in (spread.sensitivity, spread.pressure))
-        self._own_s, self._own_h = np.outer(own_s, own_s) * kin, np.outer(own_h, own_h) * kin
-        self.like = _likeness(jobs, spread.reach)
-        self._logs = self._mean.copy()
-        self._solve()
+        self._load, self._start = general.loads(jobs), general.starts(jobs)
+        kin = np.eye(len(jobs)) if families is None else kinship(families, general.spread.family)
+        deviation = np.sqrt(self._start)
+        self._own = [np.outer(deviation[:, own], deviation[:, own]) * kin for own in (Z, W)]
+        self._by_victim, self._by_neighbour = self._load[observed.victim], self._load[observed.neighbour]
+        self._at_prior = self._by_victim @ general.coefficients.mean, self._by_neighbour @ general.coefficients.mean
+        self._logs = self._at_prior[0][:, Z] + self._at_prior[1][:, W]  # log s + log h of each observation
+        self._coefficients = general.coefficients
+        self._inverse: Floats = np.zeros((0, 0))
+        if len(observed.rate):
+            self._solve()
 
-    def rates(self, pessimism: float = PESSIMISM) -> RateTable:
-        """The rates of every job beside every other, and beside its own kind."""
-        return expected(*self.table(), pessimism)
-
-    def table(self) -> tuple[Floats, Floats]:
-        """Mean and variance of the log slow-down of every job beside every other, victims in rows."""
-        victims, neighbours = (index.astype(np.intp) for index in np.divmod(np.arange(self._n**2), self._n))
-        mean, variance = self.predict(victims, neighbours)
-        return mean.reshape(self._n, self._n), variance.reshape(self._n, self._n)
-
-    def predict(self, victims: Index, neighbours: Index) -> tuple[Floats, Floats]:
-        """Mean and variance of the log slow-down of each pair."""
-        product = self._product(victims, neighbours)
-        by_coefficient = self._jacobian(product, victims, neighbours)
-        cross = self._kernel(product, victims, neighbours)
-        mean = self._at_prior(product, victims, neighbours) + cross @ self._weights
-        own = np.diag(self._own_s)[victims] + np.diag(self._own_h)[neighbours] + self.general.pair_relative
-        prior = product**2 * own + self.general.absolute
-        prior += np.einsum("ij,jk,ik->i", by_coefficient, self.general.coefficients.covariance, by_coefficient)
-        return mean, np.maximum(prior - np.einsum("ij,ji->i", cross, self._inverse @ cross.T), 1e-8)
-
-    def coefficients(self) -> Coefficients:
-        """The coefficients after the observations."""
-        prior = self.general.coefficients
-        gain = prior.covariance @ self.jacobian.T
-        covariance = prior.covariance - gain @ self._inverse @ gain.T
-        return Coefficients(prior.mean + gain @ self._weights, (covariance + covariance.T) / 2.0)
+    @property
+    def product(self) -> Floats:
+        """Sensitivity times pressure of each observation, at the solution."""
+        return np.asarray(np.exp(np.clip(self._logs, LEAST_LOG, MOST_LOG)), dtype=np.float64)
 
     @property
     def residual(self) -> Floats:
         """What the linearised model, at its prior mean, leaves of the observed log slow-downs."""
-        seen = self.observed
-        return seen.log_slowdown - self._at_prior(self.at_observed, seen.victim, seen.neighbour)
+        victim, neighbour = self._at_prior
+        moved = victim[:, Z] + neighbour[:, W] - self._logs
+        flat = victim[:, C] + neighbour[:, E]
+        return np.asarray(self.observed.log_slowdown - self.product * (1.0 + moved) - flat, dtype=np.float64)
 
     @property
     def jacobian(self) -> Floats:
         """Of the observed log slow-downs on the coefficients."""
-        return self._jacobian(self.at_observed, self.observed.victim, self.observed.neighbour)
+        by_logs = self._by_victim[:, Z] + self._by_neighbour[:, W]
+        flat = self._by_victim[:, C] + self._by_neighbour[:, E]
+        return np.asarray(self.product[:, None] * by_logs + flat, dtype=np.float64)
 
-    def _jacobian(self, product: Floats, victims: Index, neighbours: Index) -> Floats:
-        jacobian: Floats = product[:, None] * (self._loadings[victims] + self._loadings[self._n + neighbours])
-        jacobian[:, 5], jacobian[:, 6] = self._fullness[victims], self._fullness[neighbours]
-        return jacobian
+    def coefficients(self) -> Coefficients:
+        """The coefficients after the observations, with everything else integrated out."""
+        return self._coefficients
 
-    def _at_prior(self, product: Floats, victims: Index, neighbours: Index) -> Floats:
-        """The linearised log slow-down of each pair at the prior mean of everything."""
-        moved = (self._logs - self._mean)[victims] + (self._logs - self._mean)[self._n + neighbours]
-        filled = self._fullness[victims], self._fullness[neighbours]
-        g = self.general.coefficients.mean[5:]
-        return np.asarray(product * (1.0 - moved) + g[0] * filled[0] + g[1] * filled[1], dtype=np.float64)
-
-    def _product(self, victims: Index, neighbours: Index) -> Floats:
-        product: Floats = np.exp(np.clip(self._logs[victims] + self._logs[self._n + neighbours], -8.0, 1.2))
-        return product
-
-    def _kernel(self, product: Floats, victims: Index, neighbours: Index) -> Floats:
-        """Covariance of the log slow-downs of these pairs with the observed ones."""
-        spread, seen = self.general.spread, self.observed
-        effects = self._own_s[np.ix_(victims, seen.victim)] + self._own_h[np.ix_(neighbours, seen.neighbour)]
-        same_victim = victims[:, None] == seen.victim
-        same_neighbour = neighbours[:, None] == seen.neighbour
-        same = same_victim & same_neighbour
-        curves = same_victim * self.like[np.ix_(neighbours, seen.neighbour)]
-        curves = curves + same_neighbour * self.like[np.ix_(victims, seen.victim)]
-        relative = effects + spread.curve**2 * curves + spread.pair_relative**2 * same
-        kernel = np.outer(product, self.at_observed) * relative
-        kernel += self._jacobian(product, victims, neighbours) @ self.general.coefficients.covariance @ self.jacobian.T
-        alone = spread.offset**2 * same_victim + spread.burden**2 * same_neighbour
-        return np.asarray(kernel + alone + spread.pair**2 * same, dtype=np.float64)
+    def beliefs(self) -> Beliefs:
+        """What is believed of each job and of each pair that was observed (each at most once) afterwards."""
+        found, seen, start = Beliefs(self.general, self.jobs), self.observed, self._start
+        if not len(seen.rate):
+            return found
+        found.mean, found.covariance = self._coefficients.mean.copy(), self._coefficients.covariance.copy()
+        by_residual, by_jacobian = self._inverse @ self.residual, self._inverse @ self.jacobian
+        for job in np.unique(np.concatenate([seen.victim, seen.neighbour])).tolist():
+            mine = np.flatnonzero((seen.victim == job) | (seen.neighbour == job))
+            victim, neighbour = seen.victim[mine] == job, seen.neighbour[mine] == job
+            slopes = np.array([victim * self.product[mine], neighbour * self.product[mine], victim, neighbour])
+            towards = start[job][:, None] * slopes  # covariance of (z, w, c, e) with each observation
+            found.own[job] = towards @ by_residual[mine]
+            found.follow[job] = -towards @ by_jacobian[mine]
+            found.variance[job] -= towards @ self._inverse[np.ix_(mine, mine)] @ towards.T
+        start_p = self.general.pair_variance(self.product)
+        own, follow = start_p * by_residual, -start_p[:, None] * by_jacobian
+        variance = start_p - start_p**2 * np.diag(self._inverse)
+        for row, (i, j) in enumerate(zip(seen.victim.tolist(), seen.neighbour.tolist(), strict=True)):
+            pair = found.pair(i, j)
+            found.pair_own[pair], found.pair_follow[pair] = own[row], follow[row]
+            found.pair_variance[pair] = variance[row]
+        return found
 
     def _solve(self) -> None:
-        seen = self.observed
+        seen, prior = self.observed, self.general.coefficients
+        precision = np.linalg.inv(prior.covariance)
         noise = seen.noise**2
-        self.at_observed, self._weights = np.zeros(0), np.zeros(0)
-        self._inverse: Floats = np.zeros((0, 0))
-        if not len(seen.rate):
-            return
         for step in range(_STEPS):
-            self.at_observed = self._product(seen.victim, seen.neighbour)
-            kernel = self._kernel(self.at_observed, seen.victim, seen.neighbour) + np.diag(noise + 1e-8)
+            kernel = self._kernel() + np.diag(noise + 1e-8)
             self._inverse = np.asarray(np.linalg.inv(kernel), dtype=np.float64)
-            self._weights = self._inverse @ self.residual
-            pull = self.at_observed * self._weights
-            own = np.concatenate([self._own_s[:, seen.victim] @ pull, self._own_h[:, seen.neighbour] @ pull])
-            shared = self.general.coefficients.covariance @ (self.jacobian.T @ self._weights)
-            target = self._mean + self._loadings @ shared + own
+            residual, jacobian = self.residual, self.jacobian
+            pulled = self._inverse @ jacobian
+            covariance = np.linalg.inv(precision + jacobian.T @ pulled)
+            covariance = (covariance + covariance.T) / 2.0
+            moved = covariance @ (pulled.T @ residual)
+            self._coefficients = Coefficients(prior.mean + moved, covariance)
             if step + 1 < _STEPS:  # the last solution stays consistent with where it was linearised
-                self._logs = self._logs + np.clip(target - self._logs, -1.0, 1.0)
-                noise = self._doubted(seen.noise**2)
+                weights = self._inverse @ (residual - jacobian @ moved)
+                left = np.diag(self._inverse) - np.einsum("ij,jk,ik->i", pulled, covariance, pulled)
+                self._logs = self._logs + np.clip(self._solution(weights, moved) - self._logs, -1.0, 1.0)
+                noise = _doubted(seen.noise**2, weights, left)
 
-    def _doubted(self, noise: Floats) -> Floats:
-        """More noise for observations that all the others contradict: one bad measurement must not poison a job."""
-        precision: Floats = np.maximum(np.diag(self._inverse), 1e-12)
-        surprise = np.abs(self._weights) / np.sqrt(precision)  # left-one-out residual over its standard deviation
-        extra: Floats = np.where(surprise > _OUTLIER, ((surprise / _OUTLIER) ** 2 - 1.0) / precision, 0.0)
-        return np.asarray(noise + extra, dtype=np.float64)
+    def _kernel(self) -> Floats:
+        """Covariance of the observed log slow-downs, given the coefficients."""
+        seen, spread, product = self.observed, self.general.spread, self.product
+        same_victim = seen.victim[:, None] == seen.victim
+        same_neighbour = seen.neighbour[:, None] == seen.neighbour
+        same = same_victim & same_neighbour
+        own = self._own[0][np.ix_(seen.victim, seen.victim)] + self._own[1][np.ix_(seen.neighbour, seen.neighbour)]
+        kernel = np.outer(product, product) * (own + spread.pair_relative**2 * same)
+        alike = spread.offset**2 * same_victim + spread.burden**2 * same_neighbour + spread.pair**2 * same
+        return np.asarray(kernel + alike, dtype=np.float64)
+
+    def _solution(self, weights: Floats, moved: Floats) -> Floats:
+        """Log s + log h of each observation in the linearised model."""
+        seen, pull, count = self.observed, self.product * weights, len(self.jobs)
+        z = self._own[0] @ np.bincount(seen.victim, pull, count)
+        w = self._own[1] @ np.bincount(seen.neighbour, pull, count)
+        own = z[seen.victim] + w[seen.neighbour]
+        shared = (self._by_victim[:, Z] + self._by_neighbour[:, W]) @ moved
+        return np.asarray(self._at_prior[0][:, Z] + self._at_prior[1][:, W] + own + shared, dtype=np.float64)
+
+
+def _doubted(noise: Floats, weights: Floats, left: Floats) -> Floats:
+    """More noise for observations that all the others contradict: one bad measurement must not poison a job."""
+    precision: Floats = np.maximum(left, 1e-12)
+    surprise = np.abs(weights) / np.sqrt(precision)  # left-one-out residual over its standard deviation
+    extra: Floats = np.where(surprise > _OUTLIER, ((surprise / _OUTLIER) ** 2 - 1.0) / precision, 0.0)
+    return np.asarray(noise + extra, dtype=np.float64)
 
 
 def kinship(families: Index, share: float) -> Floats:
@@ -154,14 +154,3 @@ def kinship(families: Index, share: float) -> Floats:
     same = (families[:, None] == families[None, :]).astype(np.float64)
     correlation: Floats = share * same + (1.0 - share) * np.eye(len(families))
     return correlation
-
-
-def _likeness(jobs: Telemetry, reach: float) -> Floats:
-    known = jobs_known(jobs)
-    busy, access = np.where(known, jobs.busy, 0.0), np.where(known, jobs.access, 0.0)
-    points = np.column_stack([busy, access, np.sqrt(busy * access)]).astype(np.float64)
-    distance = np.square(points[:, None, :] - points[None, :, :]).sum(axis=2)
-    like = np.exp(-distance / (2.0 * reach**2)) * np.outer(known, known)
-    np.fill_diagonal(like, 1.0)
-    filled: Floats = like
-    return filled

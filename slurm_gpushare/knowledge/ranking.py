@@ -20,8 +20,6 @@ class Ranked:
     mean_rank: float
     spread: float
     """Standard deviation over the methods: how far they agree."""
-    ranks: tuple[float, ...]
-    """By method, in the order of `METHODS`."""
 
 
 def rank(attributes: tuple[str, ...], values: Floats, target: str, seed: int = 0) -> list[Ranked]:
@@ -44,8 +42,5 @@ def rank(attributes: tuple[str, ...], values: Floats, target: str, seed: int = 0
         np.abs(Lasso(alpha=0.01, max_iter=50_000).fit(x, scaled).coef_),
     )
     ranks = np.column_stack([rankdata(-weight) for weight in weights])
-    found = [
-        Ranked(name, float(row.mean()), float(row.std()), tuple(float(value) for value in row))
-        for name, row in zip(others, ranks, strict=True)
-    ]
+    found = [Ranked(name, float(row.mean()), float(row.std())) for name, row in zip(others, ranks, strict=True)]
     return sorted(found, key=lambda item: (item.mean_rank, item.attribute))

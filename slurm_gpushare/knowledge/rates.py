@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,3 +35,16 @@ class Knowledge(Protocol):
         `weight` is how much the observation is worth: 1 where its relative error is `UNIT_SD`, else the square of
         `UNIT_SD` over its relative error.
         """
+
+
+class KnowledgeByModel(ABC):
+    """What is known of each GPU model: rates of one say nothing about another."""
+
+    @abstractmethod
+    def on(self, gpu_model: str) -> Knowledge:
+        """The knowledge of one model."""
+
+
+def known_on(knowledge: Knowledge | KnowledgeByModel, gpu_model: str) -> Knowledge:
+    """The knowledge of a GPU model; where there is only one model there is only one knowledge."""
+    return knowledge.on(gpu_model) if isinstance(knowledge, KnowledgeByModel) else knowledge

@@ -5,7 +5,6 @@ Batch size is used here, on public research data, and nowhere else.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.csv_rows import Row, read_rows
 from slurm_gpushare.errors import BadInput
 
 Floats = NDArray[np.float64]
@@ -26,7 +26,7 @@ ENLARGEMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Workloads:
+class PaperWorkloads:
     """Measured attributes by column, and, apart from them, what only the enlargement may use."""
 
     attributes: tuple[str, ...]
@@ -55,20 +55,13 @@ class Rebuilt:
     mae: float
 
 
-def read_workloads(path: Path) -> Workloads:
+def read_workloads(path: Path) -> PaperWorkloads:
     """Read the paper's table (docs/knowledge.md says which columns it must have)."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from error
+    rows = read_rows(path, ("Model", "Dataset", "BS", *FEATURES.values()))
     if len(rows) < 3:
         raise BadInput(f"{path}: {len(rows)} workloads", "Clusters of three kinds need at least three.")
-    missing = [name for name in ("Model", "Dataset", "BS", *FEATURES.values()) if name not in rows[0]]
-    if missing:
-        raise BadInput(f"{path}: no column {', '.join(missing)}", "Is it the paper's table?")
-    names = [name for name in rows[0] if name not in SENSITIVE]
-    values = np.array([[_number(path, line, row, name) for name in names] for line, row in enumerate(rows, 2)])
+    names = [name for name in rows[0].cells if name not in SENSITIVE]
+    values = np.array([[_number(row, name) for name in names] for row in rows])
     for name in FEATURES.values():
         column = values[:, names.index(name)]
         if column.max() > 100.0 or column.min() < 0.0:
@@ -77,17 +70,17 @@ def read_workloads(path: Path) -> Workloads:
     lost = [name for name in FEATURES.values() if not varies[names.index(name)]]
     if lost:
         raise BadInput(f"{path}: {', '.join(lost)} is the same in every row", "There is nothing to cluster.")
-    return Workloads(
+    return PaperWorkloads(
         tuple(name for name, keep in zip(names, varies, strict=True) if keep),
         values[:, varies],
-        tuple(f"{row['Model'].strip()} {row['Dataset'].split('/')[0].strip()}" for row in rows),
-        np.array([_number(path, line, row, "BS") for line, row in enumerate(rows, 2)]),
-        tuple(name for name in rows[0] if name in SENSITIVE),
+        tuple(f"{row.get('Model')} {row.get('Dataset').split('/')[0].strip()}" for row in rows),
+        np.array([_number(row, "BS") for row in rows]),
+        tuple(name for name in rows[0].cells if name in SENSITIVE),
         tuple(name for name, keep in zip(names, varies, strict=True) if not keep),
     )
 
 
-def enlarge(workloads: Workloads, method: str) -> tuple[Floats, Floats]:
+def enlarge(workloads: PaperWorkloads, method: str) -> tuple[Floats, Floats]:
     """Synthetic (MGUP, MGMAP, MGTSAMP) between measured batch sizes; with them there are `ENLARGEMENT` times as many.
 
     Returns them and, stacked, the measured points and what the synthetic ones alone give back in their place.
@@ -109,7 +102,7 @@ def enlarge(workloads: Workloads, method: str) -> tuple[Floats, Floats]:
     return np.vstack(synthetic), np.concatenate(compared, axis=1)
 
 
-def score(workloads: Workloads) -> list[Rebuilt]:
+def score(workloads: PaperWorkloads) -> list[Rebuilt]:
     """Every method's error in giving back the measured points, best first."""
     scores = []
     for method in METHODS:
@@ -120,7 +113,7 @@ def score(workloads: Workloads) -> list[Rebuilt]:
     return sorted(scores, key=lambda item: item.rmse)
 
 
-def _series(workloads: Workloads) -> list[NDArray[np.intp]]:
+def _series(workloads: PaperWorkloads) -> list[NDArray[np.intp]]:
     """Rows of each series of at least three batch sizes, in order of batch size."""
     found: list[NDArray[np.intp]] = []
     for name in dict.fromkeys(workloads.series):
@@ -139,14 +132,9 @@ def _shares(sizes: list[int], total: int) -> list[int]:
     return [int(count) for count in np.diff(ends, prepend=0)]
 
 
-def _number(path: Path, line: int, row: dict[str, str], name: str) -> float:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadInput(f"{path}:{line}: {name} is '{row[name]}', not a number")
-    return value
+def _number(row: Row, name: str) -> float:
+    row.text(name)
+    return row.number(name)
 
 
 def _linear(x: Floats, y: Floats, at: Floats) -> Floats:

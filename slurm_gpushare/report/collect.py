@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from slurm_gpushare.report.page import KnowledgeCells, ProfilePoint
-from slurm_gpushare.report.summary import Promise, Report, summarise
+from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.report.page.knowledge import KnowledgeCells, ProfilePoint
+from slurm_gpushare.report.sources import Source
+from slurm_gpushare.report.summary import Report, summarise
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm
-from slurm_gpushare.store.store import Store
+
+if TYPE_CHECKING:  # a login node has no database library
+    from slurm_gpushare.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class ReportPeriod:
     """From `start` to `end`, local time."""
 
     start: datetime
@@ -28,24 +34,16 @@ class Filters:
     users: str = ""
     accounts: str = ""
     partitions: str = ""
-    clusters: str = ""
+    slurm_clusters: str = ""
 
 
-def collect(slurm: Slurm, store: Store | None, period: Period, filters: Filters, promise: Promise) -> Report:
-    """The report of `period`. Without a store it knows what accounting and the tags tell, and no more."""
+def collect(slurm: Slurm, source: Source, period: ReportPeriod, filters: Filters, promise: SitePromises) -> Report:
+    """The report of `period`. What `source` does not know is told as unknown."""
     start_s, end_s = period.start.timestamp(), period.end.timestamp()
-    query = AccountingQuery(
-        start=period.start.strftime("%Y-%m-%dT%H:%M:%S"),
-        end=period.end.strftime("%Y-%m-%dT%H:%M:%S"),
-        users=filters.users,
-        accounts=filters.accounts,
-        partitions=filters.partitions,
-        clusters=filters.clusters,
-    )
+    start, end = (moment.strftime("%Y-%m-%dT%H:%M:%S") for moment in (period.start, period.end))
+    query = AccountingQuery(start=start, end=end, **asdict(filters))
     jobs = (job for job in _with_tags(slurm, slurm.accounting(query)) if job.gpus or job.shards or job.tag)
-    spans = store.sharing.between(start_s, end_s) if store else ()
-    decisions = store.decisions.between(start_s, end_s) if store else ()
-    return summarise(jobs, spans, decisions, promise, start_s, end_s)
+    return summarise(jobs, source.between(start_s, end_s), promise, start_s, end_s)
 
 
 def _with_tags(slurm: Slurm, jobs: list[AccountedJob]) -> list[AccountedJob]:
@@ -68,11 +66,18 @@ def profile_points(store: Store) -> list[ProfilePoint]:
     ]
 
 
-def shipped_cells() -> KnowledgeCells:
-    """The knowledge that every token starts from, for the heat map. Imports numpy: only for pages."""
-    from slurm_gpushare.knowledge.cells import isd_matrix
-    from slurm_gpushare.knowledge.default import default_kb
-
-    base = default_kb()
-    matrix = isd_matrix(base.cells, base.k)
-    return KnowledgeCells(base.gpu_model, [[None if v != v else float(v) for v in row] for row in matrix])
+def known_cells(store: Store | None, site_models: Sequence[str]) -> list[KnowledgeCells]:
+    """What clusters do to each other on each of the site's GPU models, for the heat maps: by this site's tokens, where
+    the store may be read, and by the knowledge base that they started from. None where numpy is not installed."""
+    try:
+        from slurm_gpushare.coschedule.pairs.figure5 import of_base, of_site
+        from slurm_gpushare.knowledge.shipped import default_kb
+        from slurm_gpushare.store.gpu_models import models_of
+    except ModuleNotFoundError:
+        return []
+    models = models_of(store.database, site_models).values() if store else ()
+    figures = [figure for model in models for figure in of_site(store, model)] if store else [of_base(default_kb())]
+    return [
+        KnowledgeCells(figure.title, [[None if v != v else float(v) for v in row] for row in figure.isd()])
+        for figure in figures
+    ]

@@ -1,7 +1,12 @@
-"""Figures for Prometheus, in the text format that node_exporter's textfile collector reads."""
+"""Figures for Prometheus, in the text format that node_exporter's textfile collector reads.
+
+Every family is there from the first day on, at 0 where nothing has happened: an alert on a metric that does not exist
+never fires. What this user may not read (the store, the spool) is absent.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -9,12 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_gpushare.report.last_day import LastDay
 from slurm_gpushare.report.status import GpuLine, TaggedJob
+from slurm_gpushare.report.story import KINDS
+from slurm_gpushare.store.conduct import BROKEN_PROMISES, STRIKES
 from slurm_gpushare.store.decisions import COUNTED
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.telemetry.spool import INCOMING, SUFFIX
+from slurm_gpushare.telemetry.spool import INCOMING, REJECTED, SUFFIX
 
-_RECORDS = ("final", "interim", "duplicate", "rejected", "ignored")
+_RECORDS = ("final", "interim", "duplicate", "rejected", "ignored", "excess", "stray", "stuck")
+_GPU_STATES = ("shared", "busy", "idle", "down")
+_JOB_STATES = ("pending", "running", "suspended", "completing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,9 @@ class SpoolState:
 def spool_state(spool_dir: Path) -> SpoolState | None:
     """None where this user may not look."""
     try:
-        ages = [time.time() - e.stat().st_mtime for e in os.scandir(spool_dir / INCOMING) if e.name.endswith(SUFFIX)]
-        rejected = spool_dir / "rejected"
+        entries = [entry for entry in os.scandir(spool_dir / INCOMING) if entry.name.endswith(SUFFIX)]
+        ages = [time.time() - entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+        rejected = spool_dir / REJECTED
         refused = sum(entry.name.endswith(SUFFIX) for entry in os.scandir(rejected)) if rejected.is_dir() else 0
     except OSError:
         return None
@@ -38,48 +49,88 @@ def spool_state(spool_dir: Path) -> SpoolState | None:
 
 
 def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> Iterator[str]:
-    if samples:
-        yield f"# HELP gpushare_{name} {text}"
-        yield f"# TYPE gpushare_{name} {kind}"
-        yield from (f"gpushare_{name}{labels} {value:.10g}" for labels, value in samples.items())
+    yield f"# HELP gpushare_{name} {text}"
+    yield f"# TYPE gpushare_{name} {kind}"
+    yield from (f"gpushare_{name}{labels} {_value(value)}" for labels, value in samples.items())
+
+
+def _value(value: float) -> str:
+    return "NaN" if math.isnan(value) else f"{value:.10g}"
+
+
+def _gauge(name: str, text: str, value: float) -> Iterator[str]:
+    return _family(name, "gauge", text, {"": value})
+
+
+def _counter(name: str, text: str, value: float) -> Iterator[str]:
+    return _family(f"{name}_total", "counter", text, {"": value})
 
 
 def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
     return {f'{{{label}="{name}"}}': value for name, value in sorted(values.items())}
 
 
-def metrics(gpus: Sequence[GpuLine], jobs: Sequence[TaggedJob], store: Store | None, spool: SpoolState | None) -> str:
-    """All families that can be told; what is unknown is absent, never 0."""
-    states = Counter(line.state for line in gpus)
+def metrics(
+    gpus: Sequence[GpuLine],
+    jobs: Sequence[TaggedJob],
+    store: Store | None = None,
+    day: LastDay | None = None,
+    spool: SpoolState | None = None,
+) -> str:
+    """All families that can be told."""
+    states, job_states = Counter(line.state for line in gpus), Counter(job.state.lower() for job in jobs)
+    by_state = _labelled("state", {state: states[state] for state in _GPU_STATES})
+    of_jobs = _labelled("state", dict.fromkeys(_JOB_STATES, 0) | job_states)
     lines = [
-        *_family(
-            "gpus",
-            "gauge",
-            "GPUs of the shared partitions by state.",
-            _labelled("state", {state: states[state] for state in ("shared", "busy", "idle", "down")}),
-        ),
-        *_family("pairs", "gauge", "Pairs of jobs that share a GPU now.", {"": sum(line.shared for line in gpus)}),
-        *_family("jobs", "gauge", "Tagged jobs by state.", _labelled("state", Counter(j.state.lower() for j in jobs))),
+        *_family("gpus", "gauge", "GPUs of the shared partitions by state.", by_state),
+        *_gauge("pairs", "Pairs of jobs that share a GPU now.", sum(line.shared for line in gpus)),
+        *_family("jobs", "gauge", "Tagged jobs by state.", of_jobs),
     ]
     if store:
         lines += _stored(store)
+    if day:
+        lines += _of_the_day(day)
     if spool:
-        lines += _family("spool_waiting", "gauge", "Records that wait to be taken in.", {"": spool.waiting})
-        lines += _family("spool_oldest_seconds", "gauge", "Age of the oldest waiting record.", {"": spool.oldest_s})
-        lines += _family("spool_rejected", "gauge", "Files in the rejected directory.", {"": spool.rejected})
+        lines += _gauge("spool_waiting", "Records that wait to be taken in.", spool.waiting)
+        lines += _gauge("spool_oldest_seconds", "Age of the oldest waiting record.", spool.oldest_s)
+        lines += _gauge("spool_rejected", "Files in the rejected directory.", spool.rejected)
     return "\n".join(lines) + "\n"
 
 
+def _of_the_day(day: LastDay) -> Iterator[str]:
+    """What it brings and what it costs. A slow-down of nobody is NaN, as Prometheus has it."""
+    saved = "GPU time that sharing saved in the last 24 hours; as expected where it was not measured."
+    yield from _gauge("saved_gpu_seconds_1d", saved, day.saved_gpu_s)
+    yield from _gauge("shared_gpu_seconds_1d", "GPU time with two jobs on a card in 24 hours.", day.shared_gpu_s)
+    isd = day.isd_pct
+    quantiles = {"0.5": isd.median, "0.95": isd.p95}
+    shares = {name: math.nan if value is None else value / 100.0 for name, value in quantiles.items()}
+    text = "Measured slow-down (0.25: 25 % longer than alone) of jobs that shared and ended in the last 24 hours."
+    yield from _family("slowdown_ratio_1d", "gauge", text, _labelled("quantile", shares))
+    yield from _gauge("slowdown_measured_jobs_1d", "Jobs in gpushare_slowdown_ratio_1d.", isd.count)
+    text = "Of these jobs those that were slowed by more than the site promises."
+    yield from _gauge("broken_promises_1d", text, day.past_promise)
+
+
 def _stored(store: Store) -> Iterator[str]:
-    counters = store.counters.all()
-    decisions = {k.removeprefix(COUNTED): float(v) for k, v in counters.items() if k.startswith(COUNTED)}
-    records = {name: float(counters[name]) for name in _RECORDS if name in counters}
-    yield from _family("decisions_total", "counter", "Decisions of the helper by kind.", _labelled("kind", decisions))
-    yield from _family("records_total", "counter", "Telemetry records by outcome.", _labelled("outcome", records))
-    beat_s = store.live.heartbeat_s()
-    if beat_s is not None:
-        yield from _family("helper_heartbeat_seconds", "gauge", "When the helper was last alive.", {"": beat_s})
-    for name, unit, factor in (("ticks", "ticks", 1.0), ("tick_ms", "tick_seconds", 0.001)):
-        if name in counters:
-            text = "Ticks of the helper." if name == "ticks" else "Time spent in ticks."
-            yield from _family(f"helper_{unit}_total", "counter", text, {"": counters[name] * factor})
+    counters = Counter(store.counters.all())
+    made = {name.removeprefix(COUNTED): count for name, count in counters.items() if name.startswith(COUNTED)}
+    decisions = _labelled("kind", dict.fromkeys(KINDS, 0) | made)
+    records = _labelled("outcome", {name: counters[name] for name in _RECORDS})
+    cards = _labelled("outcome", {name: counters[f"cards_{name}"] for name in ("won", "lost")})
+    yield from _family("decisions_total", "counter", "Decisions of the helper by kind.", decisions)
+    yield from _family("records_total", "counter", "Telemetry records by outcome.", records)
+    text = "Cards that became empty with one of our jobs next in the queue: whether the helper decided who got them."
+    yield from _family("cards_total", "counter", text, cards)
+    yield from _counter("holds", "Cards kept until the helper answered.", counters["holds"])
+    yield from _counter("hold_seconds", "Card time that these holds cost.", counters["hold_ms"] / 1000.0)
+    text = "Jobs that were paused so that a neighbour got the speed it was promised."
+    yield from _counter("pauses", text, counters[f"{COUNTED}paused"])
+    text = "Running jobs that used more of their card than was measured of their token."
+    yield from _counter("strikes", text, counters[STRIKES])
+    text = "Jobs that the helper saw slowed past their promise while they ran, as the audit trail has them."
+    yield from _counter("promises_broken", text, counters[BROKEN_PROMISES])
+    text = "When the helper was last alive, in seconds since 1970; 0: never."
+    yield from _gauge("helper_heartbeat_seconds", text, store.live.heartbeat_s() or 0)
+    yield from _counter("helper_ticks", "Ticks of the helper.", counters["ticks"])
+    yield from _counter("helper_tick_seconds", "Time spent in ticks.", counters["tick_ms"] / 1000.0)

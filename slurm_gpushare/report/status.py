@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from slurm_gpushare.coschedule.occupancy import Card, CardUse, Holding
+from slurm_gpushare.coschedule.view.occupancy import CardShare, CardUse, GpuAddress, place_of
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store.published import PublicJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +29,27 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """What the store adds to Slurm's tables, by SLURM_JOB_ID. Empty for users without access to it."""
+class LiveFigures:
+    """What is known besides Slurm's tables, by SLURM_JOB_ID. Activity is for those who may read the store."""
 
     activity: Mapping[int, Activity]
     cost: Mapping[int, Cost]
+    cards_won: int | None = None
+    """Cards that became empty with one of our jobs next in the queue, and that the helper gave to it; ever since."""
+    cards_lost: int | None = None
+    hold_s: float | None = None
+    """Card time that nodes have kept such cards for."""
+    jobs: Mapping[str, PublicJob] = field(default_factory=dict)
+    """What the helper published, by key."""
+    knowledge: str = ""
+    """The knowledge bases that the helper runs on; empty where that is not known."""
 
 
-NOTHING_LIVE = Live({}, {})
+NOTHING_LIVE = LiveFigures({}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class OccupantLine:
     """A job on a GPU."""
 
     job_id: str
@@ -59,13 +70,13 @@ class GpuLine:
     usable: bool
     shards_used: int
     shards_total: int
-    tenants: tuple[Tenant, ...]
+    occupants: tuple[OccupantLine, ...]
     stranger: bool
     """Slurm says that it is in use and does not say by whom."""
 
     @property
     def shared(self) -> bool:
-        return sum(not tenant.coming for tenant in self.tenants) > 1
+        return sum(not occupant.coming for occupant in self.occupants) > 1
 
     @property
     def state(self) -> str:
@@ -73,16 +84,16 @@ class GpuLine:
             return "down"
         if self.shared:
             return "shared"
-        return "busy" if self.tenants or self.stranger else "idle"
+        return "busy" if self.occupants or self.stranger else "idle"
 
     @property
     def gpu_util_pct(self) -> float | None:
         """The jobs' activity added up; a card cannot do more than all of it."""
-        return _total((tenant.activity.gpu_util_pct for tenant in self.tenants), 100.0)
+        return _total((occupant.activity.gpu_util_pct for occupant in self.occupants), 100.0)
 
     @property
     def mem_used_pct(self) -> float | None:
-        return _total((tenant.activity.mem_used_pct for tenant in self.tenants), 100.0)
+        return _total((occupant.activity.mem_used_pct for occupant in self.occupants), 100.0)
 
 
 def _total(values: Iterable[float | None], most: float) -> float | None:
@@ -90,12 +101,12 @@ def _total(values: Iterable[float | None], most: float) -> float | None:
     return min(sum(known), most) if known else None
 
 
-def _tenant(holding: Holding, coming: bool, live: Live) -> Tenant:
-    job = holding.job
-    return Tenant(
+def _occupant_line(share: CardShare, coming: bool, live: LiveFigures) -> OccupantLine:
+    job = share.job
+    return OccupantLine(
         job_id=job.key,
         cluster=job.tag.cluster if job.tag else None,
-        whole=holding.whole,
+        whole=share.whole,
         coming=coming,
         activity=live.activity.get(job.raw_id, Activity()),
         cost=live.cost.get(job.raw_id, Cost()),
@@ -103,7 +114,10 @@ def _tenant(holding: Holding, coming: bool, live: Live) -> Tenant:
 
 
 def gpu_lines(
-    nodes: Sequence[Node], cards: Mapping[Card, CardUse], partitions: frozenset[str], live: Live = NOTHING_LIVE
+    nodes: Sequence[Node],
+    cards: Mapping[GpuAddress, CardUse],
+    partitions: frozenset[str],
+    live: LiveFigures = NOTHING_LIVE,
 ) -> list[GpuLine]:
     """Every GPU of `partitions` (empty: of all), in the order of nodes and indices."""
     lines = []
@@ -111,18 +125,18 @@ def gpu_lines(
         if partitions and not partitions & set(node.partitions):
             continue
         for index, gres_type in sorted(node.gpus.items()):
-            use = cards[Card(node.name, index)]
-            tenants = [_tenant(holding, False, live) for holding in use.holders]
-            tenants += [_tenant(holding, True, live) for holding in use.coming]
+            use = cards[GpuAddress(node.name, index)]
+            occupants = [_occupant_line(share, False, live) for share in use.occupants]
+            occupants += [_occupant_line(share, True, live) for share in use.coming]
             lines.append(
                 GpuLine(
                     node=node.name,
                     index=index,
                     model=gres_type.rpartition("_")[0],
                     usable=node.usable,
-                    shards_used=sum(min(holding.shards, use.shards_total) for holding in use.holders),
+                    shards_used=sum(min(share.shards, use.shards_total) for share in use.occupants),
                     shards_total=use.shards_total,
-                    tenants=tuple(tenants),
+                    occupants=tuple(occupants),
                     stranger=use.stranger,
                 )
             )
@@ -143,20 +157,35 @@ class TaggedJob:
     card: str | None
     partners: tuple[str, ...]
     cost: Cost
+    time_s: int | None = None
+    """How long it has run, as Slurm counts."""
+    why: str | None = None
+    """Why it waits, as the helper says: a code."""
+    wait_s: float | None = None
+    """Until a whole GPU is expected for it."""
+    paused: bool = False
+    given_back_s: int = 0
 
 
-def tagged_jobs(jobs: Iterable[Job], cards: Mapping[Card, CardUse], live: Live = NOTHING_LIVE) -> list[TaggedJob]:
+def tagged_jobs(
+    jobs: Iterable[Job],
+    cards: Mapping[GpuAddress, CardUse],
+    live: LiveFigures = NOTHING_LIVE,
+    now_s: float | None = None,
+) -> list[TaggedJob]:
     """Every job with a tag, in the queue's order."""
-    where: dict[str, tuple[Card, list[str]]] = {}
+    now_s = time.time() if now_s is None else now_s
+    where: dict[str, tuple[GpuAddress, list[str]]] = {}
     for card, use in cards.items():
-        names = [holding.job.key for holding in (*use.holders, *use.coming)]
+        names = [share.job.key for share in (*use.occupants, *use.coming)]
         for name in names:
             where[name] = (card, [other for other in names if other != name])
     found = []
     for job in jobs:
-        if job.tag is None:
+        if job.tag is None or job.opted_out:
             continue
-        place = where.get(job.key)
+        place, told = where.get(job.key), live.jobs.get(job.key)
+        waiting = told if told and (job.pending or job.paused) else None  # the helper may have spoken before it started
         found.append(
             TaggedJob(
                 job_id=job.key,
@@ -166,9 +195,14 @@ def tagged_jobs(jobs: Iterable[Job], cards: Mapping[Card, CardUse], live: Live =
                 reason=job.reason,
                 cluster=job.tag.cluster,
                 probe=job.tag.probe,
-                card=str(place[0]) if place else None,
+                card=place_of(job, place[0]) if place else None,
                 partners=tuple(place[1]) if place else (),
                 cost=live.cost.get(job.raw_id, Cost()),
+                time_s=None if (elapsed_s := job.elapsed_s(now_s)) is None else int(elapsed_s),
+                why=waiting.reason if waiting else None,
+                wait_s=waiting.wait_s if waiting else None,
+                paused=job.paused,
+                given_back_s=told.given_back_s if told else 0,
             )
         )
     return found

@@ -1,30 +1,17 @@
-"""Why a job was placed as it was: a few lines from its tag, from Slurm and, where it may be read, from the store."""
+"""What was decided about a job and why, a line for each decision."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from slurm_gpushare.slurm.tag import Tag
-from slurm_gpushare.store.decisions import Decision
-from slurm_gpushare.store.sharing import Span
+from slurm_gpushare.coschedule.planning.reasons import Code, Reason, duration_text, sentence
+from slurm_gpushare.history import Decision
 
+_NO_NAMES: Mapping[int, str] = MappingProxyType({})
 CLUSTER_NAMES = {0: "light", 1: "middle", 2: "heavy"}
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A job as Slurm knows it, from the queue or from accounting."""
-
-    key: str
-    raw_id: int
-    state: str
-    reason: str
-    partition: str
-    nodes: Sequence[str]
-    tag: Tag | None
 
 
 def _pct(value: Any) -> str:
@@ -32,52 +19,17 @@ def _pct(value: Any) -> str:
 
 
 def _when(at_s: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+    return time.strftime("%d %b %H:%M:%S", time.localtime(at_s))
 
 
-def headline(job: Known) -> str:
-    """What state the job is in."""
-    where = f" on {','.join(job.nodes)}" if job.nodes else ""
-    why = f" ({job.reason})" if job.reason and job.state == "PENDING" else ""
-    return f"Job {job.key}: {job.state}{why}{where}, partition {job.partition}"
-
-
-def from_tag(job: Known) -> list[str]:
-    """What the tag alone tells: enough for any user."""
-    tag = job.tag
-    if tag is None:
-        return ["It takes no part in sharing: it carries no known token, or was left alone when it was submitted."]
-    if tag.probe:
-        return ["Its workload is new: it runs on a whole GPU and is measured, so that later jobs of it can share."]
-    lines = []
-    if tag.cluster is not None:
-        name = CLUSTER_NAMES.get(tag.cluster)
-        lines.append(f"Workload: cluster {tag.cluster}" + (f" ({name})" if name else ""))
-    if tag.original:
-        lines.append(f"Asked for {tag.original}" + (f" on {tag.nodes}" if tag.nodes else ""))
-    if tag.max_isd_pct is not None:
-        lines.append(f"Its owner accepts at most {tag.max_isd_pct} % slow-down")
-    if tag.placed:
-        node, _, index = tag.placed.rpartition(":")
-        verb = "goes to" if job.state == "PENDING" else "was sent to"
-        lines.append(f"It {verb} GPU {index} of {node}")
-    elif tag.lease and job.state == "PENDING":
-        lines.append("It waits a few seconds for the helper; after that Slurm may start it as it was asked for")
-    elif job.state == "PENDING":
-        lines.append("It waits in Slurm's queue with the request that its owner made")
-    return lines
-
-
-def _numbers(reasons: Mapping[str, Any], succeeds: bool) -> Iterable[str]:
-    if "guest_isd_pct" in reasons and succeeds:
+def _numbers(reasons: Mapping[str, Any]) -> Iterable[str]:
+    if "guest_isd_pct" in reasons:
         yield f"expected to run {_pct(reasons['guest_isd_pct'])} longer in all"
-    elif "guest_isd_pct" in reasons:
-        yield f"expected to run {_pct(reasons['guest_isd_pct'])} slower while it shares"
     if "resident_isd_pct" in reasons:
-        budget = f" of {_pct(reasons['resident_budget_pct'])} allowed" if "resident_budget_pct" in reasons else ""
-        yield f"its neighbour loses {_pct(reasons['resident_isd_pct'])} of its run{budget}"
-    if "wait_s" in reasons:
-        yield f"a whole GPU was expected in {float(reasons['wait_s']):.0f} s"
+        budget = f", {_pct(reasons['resident_budget_pct'])} are allowed" if "resident_budget_pct" in reasons else ""
+        yield f"its neighbour is expected to lose {_pct(reasons['resident_isd_pct'])} of its run{budget}"
+    if float(reasons.get("wait_s") or 0.0) > 0.0:
+        yield f"a whole GPU was expected in {duration_text(float(reasons['wait_s']))}"
     if reasons.get("explored"):
         yield "tried to learn how well the two go together"
 
@@ -88,53 +40,63 @@ _DONE = {
     "together": "placed together with {partner}",
     "succeeds": "placed beside {partner}, which ends soon, to have the card after it",
     "unshared": "placed on a whole card",
-    "waits": "no place: {why}",
+    "shadow": "would have been {would}, if this site shared",
+    "waits": "{why}",
     "taken-back": "placement taken back: {why}",
     "extended": "time limit lengthened by what its neighbour cost it",
     "tagged": "tagged, since the submit hook was away; its request is untouched",
-    "slowed": "slowed more than promised: {why}. These two workloads are not paired again",
+    "past-profile": "took more of the GPU than when it was measured: it is measured anew, and counted as a strike",
+    "ran-while-paused": "used {seen} % of the GPU while it was paused: not paused again, and counted as a strike",
+    "opted-out": "taken out of sharing by its owner",
+    "slowed": "slowed more than promised: {why}. These two workloads are kept apart for two weeks",
+    "outgrown": "{why}",
+    "resume-waits": "still paused: {why}",
     "requeued": "requeued: {why}",
+    "paused": "paused, so that {partner} gets the speed it was promised",
+    "resumed": "went on after its pause",
     "out-of-memory": "ran out of GPU memory beside {partner}; its workload now counts with {mem_mib} MiB",
 }
 
+KINDS = tuple(_DONE)
+"""Every kind of decision that the helper makes."""
 
-def of_decision(decision: Decision) -> str:
-    """One decision as a line."""
+
+def reason_of(decision: Decision) -> Reason | None:
+    """Why the job waited, if that is what was decided; None for a code of another release."""
+    reasons = decision.reasons
+    try:
+        code = Code(str(reasons["code"]))
+    except (KeyError, ValueError):
+        return None
+    return Reason(code, reasons.get("need"), reasons.get("have"), reasons.get("wait_s"))
+
+
+def of_decision(decision: Decision, names: Mapping[int, str] = _NO_NAMES) -> str:
+    """One decision as a line. `names` are keys of array tasks by their SLURM_JOB_ID."""
     reasons = dict(decision.reasons)
-    partner = f"job {decision.partner_job}" if decision.partner_job is not None else "a neighbour"
-    words = {"partner": partner, "why": reasons.get("why", ""), "mem_mib": reasons.get("mem_mib", "---")}
+    other = decision.partner_job
+    partner = f"job {names.get(other, other)}" if other is not None else "a neighbour"
+    waits = reason_of(decision)
+    why = sentence(waits) if waits else reasons.get("why", "")
+    would = _DONE.get(str(reasons.get("how")), "placed").format(partner=partner)
+    known = {name: reasons.get(name, "---") for name in ("mem_mib", "seen")}
+    words = {"partner": partner, "why": why, "would": would, **known}
     text = _DONE.get(decision.kind, decision.kind).format(**words)
-    place = f" (GPU {decision.gpu_index} of {decision.node})" if decision.node and decision.kind in _PLACES else ""
-    numbers = "; ".join(_numbers(reasons, decision.kind == "succeeds"))
+    cards = f"all {reasons['gpus']} GPUs" if "gpus" in reasons else f"GPU {decision.gpu_index}"
+    place = f" ({cards} of {decision.node})" if decision.node and decision.kind in _PLACES else ""
+    numbers = "" if waits else "; ".join(_numbers(reasons))
     return f"{_when(decision.at_s)}  {text}{place}" + (f": {numbers}" if numbers else "")
 
 
-_PLACES = {"alone", "beside", "together", "succeeds", "unshared"}
+_PLACES = {"alone", "beside", "together", "succeeds", "unshared", "shadow"}
 
 
-def of_span(span: Span, raw_id: int) -> str:
-    """One stay beside a neighbour as a line."""
-    resident = span.resident_job == raw_id
-    other = span.guest_job if resident else span.resident_job
-    seen = span.resident_rate_seen if resident else span.guest_rate_seen
-    expected = span.resident_rate if resident else span.guest_rate
-    until = _when(span.end_s) if span.end_s is not None else "now"
-    parts = [
-        f"{label} {100 * (1 / rate - 1):.0f} %" for label, rate in (("expected", expected), ("measured", seen)) if rate
-    ]
-    return f"{_when(span.start_s)}  shared GPU {span.gpu_index} of {span.node} with job {other} until {until}" + (
-        f": slow-down {', '.join(parts)}" if parts else ""
-    )
-
-
-def tell(job: Known, decisions: Sequence[Decision], spans: Sequence[Span]) -> list[str]:
-    """The whole story, in a few lines; of equal decisions only the last is told."""
+def tell(key: str, decisions: Sequence[Decision], names: Mapping[int, str] = _NO_NAMES) -> list[str]:
+    """What was decided about the job, in order; of equal decisions only the last is told."""
     latest: dict[tuple[Any, ...], Decision] = {}
     for decision in decisions:
-        if decision.reasons.get("key", job.key) == job.key:
+        if decision.reasons.get("key", key) == key:
             identity = (decision.kind, decision.node, decision.gpu_index, decision.partner_job)
             latest.pop(identity, None)
             latest[identity] = decision
-    events = [(decision.at_s, of_decision(decision)) for decision in latest.values()]
-    events += [(span.start_s, of_span(span, job.raw_id)) for span in spans]
-    return [headline(job), *(f"  {line}" for line in [*from_tag(job), *(text for _, text in sorted(events))])]
+    return [of_decision(decision, names) for decision in latest.values()]

@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from slurm_gpushare.simulate.whole import start_whole
-from slurm_gpushare.simulate.workload import Floats, Ints, Workload
+from slurm_gpushare.simulate.whole_gpus import start_whole
+from slurm_gpushare.simulate.workload import Floats, Ints, SimulatedJobs
 from slurm_gpushare.simulate.world import World
 
 
 class Policy(ABC):
     """What decides at each instant, once all that ended or arrived then is booked."""
 
-    def __init__(self, work: Workload, seed: int = 0) -> None:
+    def __init__(self, work: SimulatedJobs, seed: int = 0) -> None:
         self.by_submit: Ints = np.arange(work.jobs)
         self.by_duration: Ints = np.argsort(work.duration_s, kind="stable")
 

@@ -10,9 +10,9 @@ from slurm_gpushare.errors import BadInput
 from slurm_gpushare.simulate import exclusive, sharing
 from slurm_gpushare.simulate.exclusive import Policy
 from slurm_gpushare.simulate.ours import Gpushare, Options, oracle
-from slurm_gpushare.simulate.workload import Workload
+from slurm_gpushare.simulate.workload import SimulatedJobs
 
-PEERS: dict[str, Callable[[Workload, int], Policy]] = {
+PEERS: dict[str, Callable[[SimulatedJobs, int], Policy]] = {
     "fifo": exclusive.Fifo,
     "sjf": exclusive.Sjf,
     "srpt": exclusive.Srpt,
@@ -28,7 +28,7 @@ PEERS: dict[str, Callable[[Workload, int], Policy]] = {
     "lucid-tertile": sharing.LucidTertile,
     "gandiva": sharing.Gandiva,
 }
-OURS: dict[str, Callable[[Workload, int, Options], Policy]] = {"oracle": oracle, "gpushare": Gpushare}
+OURS: dict[str, Callable[[SimulatedJobs, int, Options], Policy]] = {"oracle": oracle, "gpushare": Gpushare}
 NAMES = (*PEERS, *OURS)
 EXCLUSIVE = ("fifo", "sjf", "srpt", "tiresias")
 PREEMPTIVE = ("srpt", "tiresias", "gandiva")
@@ -57,7 +57,7 @@ def split_cap(name: str) -> tuple[str, float | None]:
     return (match["name"], float(match["pct"])) if match else (name, None)
 
 
-def make_policy(name: str, work: Workload, options: Options) -> tuple[Policy, Workload]:
+def make_policy(name: str, work: SimulatedJobs, options: Options) -> tuple[Policy, SimulatedJobs]:
     """The policy, and the workload as it may see it: a cap takes pairs away."""
     base, cap = split_cap(name)
     if cap is not None:

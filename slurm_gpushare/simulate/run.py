@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from slurm_gpushare.simulate.exclusive import Policy
-from slurm_gpushare.simulate.workload import Workload
+from slurm_gpushare.simulate.workload import SimulatedJobs
 from slurm_gpushare.simulate.world import SAME_INSTANT_S, World
 
 
 def run(
-    work: Workload, policy: Policy, progress: Callable[[int], None] | None = None, world: World | None = None
+    work: SimulatedJobs, policy: Policy, progress: Callable[[int], None] | None = None, world: World | None = None
 ) -> World:
     """Simulate until the last job ends; `progress` is told of each batch of jobs that ended."""
     world = world or World(work)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from slurm_gpushare.knowledge.cells import balanced_partners, make_cells, tercile_clusters
 from slurm_gpushare.simulate.exclusive import Policy
-from slurm_gpushare.simulate.whole import start_whole
-from slurm_gpushare.simulate.workload import Floats, Ints, Workload
+from slurm_gpushare.simulate.whole_gpus import start_whole
+from slurm_gpushare.simulate.workload import Floats, Ints, SimulatedJobs
 from slurm_gpushare.simulate.world import NOBODY, World
 
 
-class Sharing(Policy):
+class SharingPolicy(Policy):
     """FIFO, empty GPU first, else the first half where the two can share."""
 
     blocking = False  # whether a job that finds no place stops those behind it
@@ -49,11 +50,11 @@ class Sharing(Policy):
             world.start(job, int(halves[allowed[self.prefer(world, job, residents[allowed])]]))
 
 
-class FcfsShare(Sharing):
+class FcfsShare(SharingPolicy):
     """Exactly the above."""
 
 
-class PackedShare(Sharing):
+class PackedShare(SharingPolicy):
     """What raw Slurm shards do: the lowest GPU with room, empty or not."""
 
     def schedule(self, world: World) -> None:
@@ -75,10 +76,10 @@ class PackedShare(Sharing):
         start_whole(world, order[work.num_gpus[order] > 1])
 
 
-class RandomShare(Sharing):
+class RandomShare(SharingPolicy):
     """Any half where the two can share, at random."""
 
-    def __init__(self, work: Workload, seed: int = 0) -> None:
+    def __init__(self, work: SimulatedJobs, seed: int = 0) -> None:
         super().__init__(work, seed)
         self.random = np.random.default_rng(seed)
 
@@ -86,14 +87,14 @@ class RandomShare(Sharing):
         return int(self.random.integers(len(residents)))
 
 
-class SjfFfs(Sharing):
+class SjfFfs(SharingPolicy):
     """Shortest job first, first half that fits."""
 
     def order(self) -> Ints:
         return self.by_duration
 
 
-class SjfBsbf(Sharing):
+class SjfBsbf(SharingPolicy):
     """Shortest job first; shares where the mean completion of the two beats running one after the other."""
 
     def order(self) -> Ints:
@@ -120,7 +121,7 @@ class SjfBsbf(Sharing):
         return int(np.argmin(ends_a + ends_b))
 
 
-class GavelPacking(Sharing):
+class GavelPacking(SharingPolicy):
     """FIFO that blocks; the half with the largest sum of rates, if above 1.5."""
 
     blocking = True
@@ -135,11 +136,11 @@ class GavelPacking(Sharing):
         return np.nan_to_num(world.rate_of + world.rate_of.T)
 
 
-class Lucid(Sharing):
+class Lucid(SharingPolicy):
     """Labels 0, 1, 2 by a profile's mean co-run speed; labels of a pair sum to at most 2, the guest is
     at most twice as long as the resident. Shortest job first."""
 
-    def __init__(self, work: Workload, seed: int = 0) -> None:
+    def __init__(self, work: SimulatedJobs, seed: int = 0) -> None:
         super().__init__(work, seed)
         with np.errstate(invalid="ignore"):
             both = (work.pairs.rate + work.pairs.rate.T) / 2
@@ -164,29 +165,24 @@ class LucidTertile(Lucid):
     """The same, with a third of the profiles in each label."""
 
     def labels(self) -> Ints:
-        return 2 - tertiles(self.speed)
+        return 2 - tercile_clusters(self.speed)
 
 
-def tertiles(values: Floats) -> Ints:
-    """0, 1, 2 for the lowest, middle and highest third; ties go by index."""
-    rank = np.argsort(np.argsort(values, kind="stable"), kind="stable")
-    label: Ints = rank * 3 // len(values)
-    return label
-
-
-class Paper(Sharing):
-    """The paper's cluster rule: lightest beside heaviest, middle beside middle.
+class Paper(SharingPolicy):
+    """The paper's cluster rule: each cluster beside the one with which PS and ISD balance best, by the pairs given.
 
     Profiles without telemetry are clustered by how much they slow their neighbours on average.
     """
 
-    def __init__(self, work: Workload, seed: int = 0) -> None:
+    def __init__(self, work: SimulatedJobs, seed: int = 0) -> None:
         super().__init__(work, seed)
         rate = work.pairs.rate
         count = np.isfinite(rate).sum(axis=0)
         slows = 1 - np.where(count > 0, np.nansum(rate, axis=0) / np.maximum(count, 1), 0.0)
-        cluster = tertiles(slows)
-        self.complement = cluster[:, None] + cluster[None, :] == 2
+        cluster = tercile_clusters(slows)
+        victim, neighbour = np.nonzero(np.isfinite(rate))
+        cells = make_cells(3, cluster[victim], cluster[neighbour], -np.log(rate[victim, neighbour]))
+        self.complement = np.array(balanced_partners(cells, 3))[cluster][:, None] == cluster[None, :]
 
     def longest(self, world: World, residents: Ints) -> Floats:
         kinds = world.work.profile[residents]
@@ -198,7 +194,7 @@ class Gandiva(RandomShare):
 
     TRIAL_S = 300.0
 
-    def __init__(self, work: Workload, seed: int = 0) -> None:
+    def __init__(self, work: SimulatedJobs, seed: int = 0) -> None:
         super().__init__(work, seed)
         self.slow = np.zeros((len(work.pairs.profiles),) * 2, bool)
         self.trials: list[tuple[float, int, int]] = []  # (when to judge, resident, guest), in time order

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.files import read_pairs
+from slurm_gpushare.knowledge.csv_files import read_pairs
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -20,18 +18,18 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class MeasuredPairs:
     """How fast each profile runs beside each other one. NaN: the two cannot share."""
 
     profiles: tuple[str, ...]  # sorted
     rate: Floats  # row: the job, column: its neighbour
 
-    def capped(self, isd_pct: float) -> Pairs:
+    def capped(self, isd_pct: float) -> MeasuredPairs:
         """The same without the pairs that slow either job by more than `isd_pct`."""
         floor = 1.0 / (1.0 + isd_pct / 100.0)
         with np.errstate(invalid="ignore"):
             keep = self.rate >= floor
-        return Pairs(self.profiles, np.where(keep & keep.T, self.rate, np.nan))
+        return MeasuredPairs(self.profiles, np.where(keep & keep.T, self.rate, np.nan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,13 @@ class Trace:
     submit_s: Floats
     duration_s: Floats
     num_gpus: Ints
+    fraction: Floats | None = None
+    """What each needs of its one card, where some ask for less than all of it."""
+    group: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedJobs:
     """What one simulation runs: jobs with their profiles, on `gpus` equal cards."""
 
     gpus: int
@@ -52,63 +53,17 @@ class Workload:
     duration_s: Floats
     num_gpus: Ints
     profile: Ints  # index into pairs.profiles
-    pairs: Pairs
+    pairs: MeasuredPairs
     seed: int
+    gpus_per_node: int = 0
+    """0: any GPUs will do for a job of several."""
 
     @property
     def jobs(self) -> int:
         return len(self.submit_s)
 
 
-def _rows(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a CSV file with their place (``file:line``), once the header has what is wanted."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            missing = [name for name in wanted if name not in (reader.fieldnames or ())]
-            if missing:
-                raise BadInput(f"{path}: no column {', '.join(missing)}", f"Needed are {', '.join(wanted)}.")
-            empty = True
-            for row in reader:
-                empty = False
-                yield f"{path}:{reader.line_num}", row
-    except OSError as why:
-        raise BadInput(f"{path}: cannot be read: {why.strerror}") from why
-    except (UnicodeDecodeError, csv.Error) as why:
-        raise BadInput(f"{path}: not a CSV text file: {why}") from why
-    if empty:
-        raise BadInput(f"{path}: has no rows")
-
-
-def _number(where: str, row: dict[str, str], column: str) -> float:
-    text = (row[column] or "").strip()
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadInput(f"{where}: {column} is '{text}', not a number")
-    return value
-
-
-def read_trace(path: Path) -> Trace:
-    """All jobs of a trace, sorted by submit time; ties keep the file's order."""
-    rows: list[tuple[float, float, int]] = []
-    for where, row in _rows(path, ("submit_s", "duration_s", "num_gpus")):
-        submit_s, duration_s, gpus = (_number(where, row, name) for name in ("submit_s", "duration_s", "num_gpus"))
-        if submit_s < 0:
-            raise BadInput(f"{where}: submit_s {submit_s:g} is negative")
-        if duration_s <= 0:
-            raise BadInput(f"{where}: duration_s {duration_s:g} is not positive")
-        if gpus < 1 or gpus != int(gpus):
-            raise BadInput(f"{where}: num_gpus {gpus:g} is not a positive whole number")
-        rows.append((submit_s, duration_s, int(gpus)))
-    rows.sort(key=lambda job: job[0])
-    submit, duration, num = zip(*rows, strict=True)
-    return Trace(np.array(submit, float), np.array(duration, float), np.array(num, np.int64))
-
-
-def read_rates(path: Path, profiles: Sequence[str] | None = None) -> Pairs:
+def read_rates(path: Path, profiles: Sequence[str] | None = None) -> MeasuredPairs:
     """Measured pairs as a table; `profiles` (default: all that occur in the file) are those that jobs may get."""
     rows = read_pairs(path, profiles)
     names = sorted(profiles or rows.names)
@@ -119,13 +74,23 @@ def read_rates(path: Path, profiles: Sequence[str] | None = None) -> Pairs:
             rate[at[a], at[a]] = (rate_a + rate_b) / 2
         else:
             rate[at[a], at[b]], rate[at[b], at[a]] = rate_a, rate_b
-    return Pairs(tuple(names), rate)
+    return MeasuredPairs(tuple(names), rate)
 
 
 def make_workload(
-    trace: Trace, pairs: Pairs, *, gpus: int, jobs: int | None, load: float, seed: int, multi_gpu: bool = False
-) -> Workload:
+    trace: Trace,
+    pairs: MeasuredPairs,
+    *,
+    gpus: int,
+    jobs: int | None,
+    load: float,
+    seed: int,
+    multi_gpu: bool = False,
+    gpus_per_node: int = 0,
+) -> SimulatedJobs:
     """Pick the jobs, scale their arrivals to `load` (0: as in the trace) and deal them profiles."""
+    if gpus_per_node and gpus % gpus_per_node:
+        raise BadInput(f"--gpus {gpus}: no whole number of nodes of {gpus_per_node}")
     chosen = np.flatnonzero((trace.num_gpus <= gpus) if multi_gpu else (trace.num_gpus == 1))
     if len(chosen) == 0:
         raise BadInput("the trace has no job that fits", "Single-GPU jobs are needed, or --multi-gpu and enough GPUs.")
@@ -139,4 +104,22 @@ def make_workload(
             raise BadInput(f"--load {load:g}: impossible, all jobs are submitted at once", "Use --load 0.")
         submit_s = submit_s * (float(np.sum(duration_s * num_gpus)) / (gpus * float(submit_s[-1]) * load))
     profile = np.random.default_rng(seed).integers(len(pairs.profiles), size=len(chosen))
-    return Workload(gpus, submit_s, duration_s, num_gpus, profile.astype(np.int64), pairs, seed)
+    work = SimulatedJobs(gpus, submit_s, duration_s, num_gpus, profile.astype(np.int64), pairs, seed, gpus_per_node)
+    return work if trace.fraction is None else with_fractions(work, trace.fraction[chosen])
+
+
+FRACTIONS = 4
+
+
+def with_fractions(work: SimulatedJobs, fraction: Floats) -> SimulatedJobs:
+    """The same jobs where two fit on a card only if what they ask for of it does.
+
+    Fractions are rounded up to quarters of a card: each profile then has four kinds, which run alike.
+    """
+    size = np.clip(np.ceil(fraction * FRACTIONS - 1e-9), 1, FRACTIONS).astype(np.int64)
+    names = tuple(f"{name}@{n}" for name in work.pairs.profiles for n in range(1, FRACTIONS + 1))
+    sizes = np.tile(np.arange(1, FRACTIONS + 1), len(work.pairs.profiles))
+    rate = np.repeat(np.repeat(work.pairs.rate, FRACTIONS, axis=0), FRACTIONS, axis=1)
+    fits = sizes[:, None] + sizes <= FRACTIONS
+    kinds = MeasuredPairs(names, np.where(fits, rate, np.nan))
+    return replace(work, profile=work.profile * FRACTIONS + size - 1, pairs=kinds)

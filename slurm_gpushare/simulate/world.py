@@ -10,7 +10,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.simulate.workload import Workload
+from slurm_gpushare.simulate.workload import SimulatedJobs
 
 NOBODY = -1
 SAME_INSTANT_S = 1e-9
@@ -23,7 +23,7 @@ class World:
     there with its own request, and Slurm starts it before the helper looks.
     """
 
-    def __init__(self, work: Workload, lease_s: float = np.inf) -> None:
+    def __init__(self, work: SimulatedJobs, lease_s: float = np.inf) -> None:
         jobs, gpus = work.jobs, work.gpus
         self.work = work
         self.lease_s = lease_s
@@ -45,7 +45,7 @@ class World:
         self.first = np.full(gpus, NOBODY)
         self.second = np.full(gpus, NOBODY)
         self.whole = np.zeros(gpus, bool)  # nobody may join
-        self.gang: dict[int, list[int]] = {}  # GPUs of a multi-GPU job
+        self.gang: dict[int, list[int]] = {}  # GPUs of a multi-GPU job; all of them whole, or shared with one other
         self.busy_s = 0.0
         self._busy_since = np.zeros(gpus)
         self.pairings_begun: list[tuple[int, int, float]] = []  # (job, job, when): what can be learned from
@@ -80,14 +80,14 @@ class World:
             self.whole[gpu] = self.now_s - self.work.submit_s[job] > self.lease_s
             self._busy_since[gpu] = self.now_s
         else:
-            other = self.first[gpu]
-            assert self.can_share[self.work.profile[job], self.work.profile[other]]
             self.second[gpu] = job
-            self.guest[job] |= self.ran_s[job] == 0.0
-            self.shared[job] = self.shared[other] = True
-            self._paired_since[gpu] = self.now_s
-            self.pairings_begun.append((int(other), job, self.now_s))
+            self._pair(job, int(self.first[gpu]), gpu)
+            return
         self._set_rates(gpu)
+
+    def join(self, job: int, resident: int) -> None:
+        """Put a waiting single-GPU job beside another one."""
+        self.start(job, int(self.gpu[resident]))
 
     def start_gang(self, job: int, gpus: NDArray[np.int64]) -> None:
         """Put a multi-GPU job on empty GPUs, all of them whole."""
@@ -99,6 +99,27 @@ class World:
         self._busy_since[gpus] = self.now_s
         self.gang[job] = [int(gpu) for gpu in gpus]
         self._run_at(job, 1.0)
+
+    def lone_gangs(self) -> NDArray[np.int64]:
+        """Jobs that have one node entirely and to themselves."""
+        wide = [job for job, gpus in self.gang.items() if len(gpus) == self.work.gpus_per_node]
+        return np.array([job for job in sorted(wide) if self.second[self.gang[job][0]] == NOBODY], np.int64)
+
+    def gang_pairs(self) -> list[tuple[int, int]]:
+        """Who shares all GPUs of a node with whom."""
+        leads = sorted({gpus[0] for gpus in self.gang.values() if self.second[gpus[0]] != NOBODY})
+        return [(int(self.first[gpu]), int(self.second[gpu])) for gpu in leads]
+
+    def join_gang(self, job: int, resident: int) -> None:
+        """Put a waiting job that wants a whole node beside the one that has it, on all of its GPUs."""
+        assert self.waiting[job], job
+        gpus = self.gang[resident]
+        assert len(gpus) == self.work.num_gpus[job], job
+        assert (self.second[gpus] == NOBODY).all(), gpus
+        self._begin(job, gpus[0])
+        self.second[gpus] = job
+        self.gang[job] = gpus
+        self._pair(job, resident, gpus[0])
 
     def stop(self, job: int) -> None:
         """Take a running job off its GPU and back into the queue, its progress kept."""
@@ -131,27 +152,29 @@ class World:
         if np.isnan(self.start_s[job]):
             self.start_s[job] = self.now_s
 
+    def _pair(self, job: int, resident: int, gpu: int) -> None:
+        assert self.can_share[self.work.profile[job], self.work.profile[resident]]
+        self.guest[job] |= self.ran_s[job] == 0.0
+        self.shared[job] = self.shared[resident] = True
+        self._paired_since[gpu] = self.now_s
+        self.pairings_begun.append((resident, job, self.now_s))
+        self._set_rates(gpu)
+
     def _leave(self, job: int) -> None:
         self._run_at(job, 0.0)
         self._version[job] += 1
-        gpus = self.gang.pop(job, None)
-        if gpus is not None:
-            self.first[gpus] = NOBODY
-            self.whole[gpus] = False
-            self.busy_s += float(np.sum(self.now_s - self._busy_since[gpus]))
-            self.gpu[job] = NOBODY
-            return
-        gpu = int(self.gpu[job])
+        gpus = self.gang.pop(job, None) or [int(self.gpu[job])]
+        gpu = gpus[0]
         self.gpu[job] = NOBODY
         if self.second[gpu] != NOBODY:
             pair = int(self.first[gpu]), int(self.second[gpu])
             self.pairings_ended.append((*pair, self.now_s - float(self._paired_since[gpu])))
         if self.first[gpu] == job:
-            self.first[gpu] = self.second[gpu]  # the one who stays is the resident now
-        self.second[gpu] = NOBODY
+            self.first[gpus] = self.second[gpus]  # the one who stays is the resident now
+        self.second[gpus] = NOBODY
         if self.first[gpu] == NOBODY:
-            self.whole[gpu] = False
-            self.busy_s += self.now_s - float(self._busy_since[gpu])
+            self.whole[gpus] = False
+            self.busy_s += float(np.sum(self.now_s - self._busy_since[gpus]))
         else:
             self._set_rates(gpu)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,15 +9,17 @@ from enum import StrEnum
 from pathlib import Path
 
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.site.facts import Facts, gpu_count, gpu_types, job_defaults
+from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults, slurm_user
+from slurm_gpushare.site.gres_file import Device, autodetect, devices
+from slurm_gpushare.site.settings_file import Setting, merge_settings, read_settings
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.hostlist import expand
+from slurm_gpushare.slurm.lua_scripts import lua_script
 from slurm_gpushare.slurm.nodes import Node
 
 _ALWAYS_COUNTED = frozenset({"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"})
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """What to do with a piece."""
 
     MERGE = "merge"  # lines to work into a file that the site keeps itself
@@ -31,11 +32,15 @@ class Piece:
     """Something to write: `name` is relative to slurm.conf's directory, or a systemd unit."""
 
     name: str
-    kind: Kind
+    kind: FileKind
     text: str
     executable: bool = False
     source: Path | None = None
-    """The package's own file that this is a copy of."""
+    """The package's own file that this is made from."""
+
+
+SUBMIT_BESIDE = "gpushare_submit.lua"
+"""Our hook where the site has a job_submit.lua of its own, which runs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Choice:
     """What the administrator decided."""
 
     partitions: tuple[str, ...]
-    gpu_model: str
+    gpu_models: tuple[str, ...]
     shards_per_gpu: int
 
 
@@ -56,34 +61,51 @@ class Install:
     prolog: Path
 
 
-def choose(facts: Facts, partitions: Sequence[str], gpu_model: str | None, shards_per_gpu: int) -> Choice:
-    """The administrator's decision, completed from the site; BadInput where it must be said."""
-    with_gpus = [p.name for p in facts.partitions if facts.shared_nodes((p.name,))]
+def choose(
+    facts: SiteSetup, partitions: Sequence[str], gpu_models: Sequence[str], shards_per_gpu: int | None
+) -> Choice:
+    """The administrator's decision, completed from gpushare.conf and the site; BadInput where it must be said."""
+    decided = read_settings(facts.files.get("gpushare.conf", ""))
+    with_gpus = [p.name for p in facts.partitions if facts.gpu_nodes((p.name,))]
     if unknown := [name for name in partitions if facts.partition(name) is None]:
         raise BadInput(f"no partition '{unknown[0]}'", f"Partitions with GPUs: {', '.join(with_gpus) or 'none'}.")
     if not with_gpus:
         raise BadInput("no partition has a node with GPUs", "Give the nodes Gres=gpu:... in slurm.conf first.")
-    if not partitions and len(with_gpus) > 1:
+    before = [name for name in decided.get("partitions", "").split(",") if facts.partition(name)]
+    if not partitions and not before and len(with_gpus) > 1:
         raise BadInput("several partitions have GPUs", f"Choose with -p: {', '.join(with_gpus)}.")
-    chosen = tuple(partitions or with_gpus)
-    types = gpu_types(facts.shared_nodes(chosen))
-    if gpu_model is None and len(types) > 1:
-        raise BadInput(f"the nodes have GPUs of several types: {', '.join(sorted(types))}", "Choose with --gpu-model.")
-    return Choice(chosen, gpu_model or next(iter(types), "v100"), shards_per_gpu)
+    chosen = tuple(partitions or before or with_gpus)
+    types = gpu_types(facts.gpu_nodes(chosen))
+    decided_models = [name for name in decided.get("gpumodel", "").split(",") if name in types]
+    models = tuple(dict.fromkeys(gpu_models or decided_models))
+    if not models and len(types) > 1:
+        raise BadInput(
+            f"the nodes have GPUs of several types: {', '.join(sorted(types))}",
+            f"Choose one or several with --gpu-model, e.g. --gpu-model {','.join(sorted(types))}.",
+        )
+    models = models or (next(iter(types), "v100"),)
+    for model in models:
+        if not facts.nodes_of_model(chosen, model, only=len(models) == 1):
+            raise BadInput(
+                f"no node of {','.join(chosen)} has only GPUs of type {model}",
+                f"Choose another --gpu-model; there are: {', '.join(sorted(types))}.",
+            )
+    shards = shards_per_gpu or int(decided.get("shardspergpu") or 2)
+    return Choice(chosen, models, shards)
 
 
-def pieces(facts: Facts, choice: Choice, install: Install) -> list[Piece]:
+def pieces(facts: SiteSetup, choice: Choice, install: Install) -> list[Piece]:
     """Everything to write, in the order in which to do it."""
-    nodes = facts.shared_nodes(choice.partitions)
+    nodes = facts.shared_nodes(choice.partitions, choice.gpu_models)
     found = [
-        Piece("gpushare.conf", Kind.FILE, _gpushare_conf(facts, choice, nodes)),
-        Piece("slurm.conf", Kind.MERGE, _slurm_conf(facts, choice, nodes)),
-        Piece("gres.conf", Kind.MERGE, _gres_conf(facts, choice, nodes)),
-        *_lua_files(facts, install),
-        *_prologs(install),
+        Piece("gpushare.conf", FileKind.FILE, _gpushare_conf(facts, choice, nodes)),
+        Piece("slurm.conf", FileKind.MERGE, _slurm_conf(facts, choice, nodes)),
+        Piece("gres.conf", FileKind.MERGE, _gres_conf(facts, choice, nodes)),
+        *_lua_files(facts, choice, install),
+        *_prologs(install, facts.etc),
     ]
     if commands := _limit_commands(facts, choice):
-        found.append(Piece("limits", Kind.RUN, commands))
+        found.append(Piece("limits", FileKind.RUN, commands))
     return found
 
 
@@ -96,16 +118,21 @@ def _list_with(words: Iterable[str], *wanted: str) -> str:
     return ",".join(kept + [word for word in wanted if word not in kept])
 
 
-def _grouped(nodes: Sequence[Node]) -> Iterator[tuple[str, int, Node]]:
-    """Nodes alike in GPUs and features: their names, how many GPUs each, one of them."""
-    groups: dict[tuple[int, tuple[str, ...]], list[Node]] = defaultdict(list)
+def _model_of(node: Node, choice: Choice) -> str:
+    """The model of a shared node's GPUs."""
+    return next(iter(gpu_types([node])), choice.gpu_models[0])
+
+
+def _grouped(nodes: Sequence[Node], choice: Choice) -> Iterator[tuple[str, str, int, Node]]:
+    """Nodes alike in GPUs and features: their names, their model, how many GPUs each, one of them."""
+    groups: dict[tuple[str, int, tuple[str, ...]], list[Node]] = defaultdict(list)
     for node in nodes:
-        groups[gpu_count(node), node.features].append(node)
-    for (gpus, _), members in groups.items():
-        yield ",".join(node.name for node in members), gpus, members[0]
+        groups[_model_of(node, choice), gpu_count(node), node.features].append(node)
+    for (model, gpus, _), members in groups.items():
+        yield ",".join(node.name for node in members), model, gpus, members[0]
 
 
-def _slurm_conf(facts: Facts, choice: Choice, nodes: Sequence[Node]) -> str:
+def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
     gres = facts.words("GresTypes")
     tres = [word for word in facts.words("AccountingStorageTRES") if word not in _ALWAYS_COUNTED]
     plugins = [word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")]
@@ -123,6 +150,7 @@ def _slurm_conf(facts: Facts, choice: Choice, nodes: Sequence[Node]) -> str:
         _script(facts, "Prolog", "prolog.d", "Starts the sampler; always exits 0."),
         _script(facts, "Epilog", "epilog.d", "Ends the sampler; always exits 0."),
         _task_prolog(facts),
+        _epilog_slurmctld(facts),
         _commented(
             "Without Alloc the prolog would only run at the first srun.",
             f"PrologFlags={_list_with(facts.words('PrologFlags'), 'Alloc')}",
@@ -130,20 +158,20 @@ def _slurm_conf(facts: Facts, choice: Choice, nodes: Sequence[Node]) -> str:
     ]
     if facts.config.get("SelectType") != "select/cons_tres":
         parts.append(_commented("Only cons_tres knows shards.", "SelectType=select/cons_tres"))
-    for names, gpus, node in _grouped(nodes):
-        types = ",".join(f"gpu:{choice.gpu_model}_{index}:1" for index in range(gpus))
+    for names, model, gpus, node in _grouped(nodes, choice):
+        types = ",".join(f"gpu:{model}_{index}:1" for index in range(gpus))
         others = [str(item) for item in node.gres if item.name not in {"gpu", "shard"}]
         wanted = ",".join([types, f"shard:{gpus * choice.shards_per_gpu}", *others])
         parts.append(
             f"# In the NodeName lines of {names}, in place of their Gres= and Feature=: one type an index gives every\n"
             f"# card an address. Types change only on drained nodes; restart slurmctld and the slurmds.\n"
-            f"#   Gres={wanted} Feature={_list_with(node.features, choice.gpu_model)}\n"
+            f"#   Gres={wanted} Feature={_list_with(node.features, model)}\n"
         )
     parts += list(_billing(facts, choice))
     return "\n".join(parts)
 
 
-def _script(facts: Facts, key: str, folder: str, why: str) -> str:
+def _script(facts: SiteSetup, key: str, folder: str, why: str) -> str:
     current = ",".join(facts.scripts(key))
     wanted = f"{facts.etc}/{folder}/*"
     if current in {"", wanted}:
@@ -154,7 +182,7 @@ def _script(facts: Facts, key: str, folder: str, why: str) -> str:
     )
 
 
-def _task_prolog(facts: Facts) -> str:
+def _task_prolog(facts: SiteSetup) -> str:
     ours = f"{facts.etc}/gpushare_task_prolog"
     current = ",".join(facts.scripts("TaskProlog"))
     if current in {"", ours}:
@@ -165,57 +193,76 @@ def _task_prolog(facts: Facts) -> str:
     )
 
 
-def _billing(facts: Facts, choice: Choice) -> Iterator[str]:
+def _epilog_slurmctld(facts: SiteSetup) -> str:
+    ours = f"{facts.etc}/gpushare_epilog_slurmctld"
+    why = "Tells the helper at once that a job has ended. Write the script first: slurmctld may not start without it."
+    current = ",".join(facts.scripts("EpilogSlurmctld"))
+    if current in {"", ours}:
+        return _commented(why, f"EpilogSlurmctld={ours}")
+    return f"# {why}\n# Yours is {current}: add this line to it, before anything that takes long:\n#   {ours}\n"
+
+
+def _billing(facts: SiteSetup, choice: Choice) -> Iterator[str]:
     """Billing weights that name GPUs need their shard equivalent, or sharing would be free."""
     for name in choice.partitions:
         partition = facts.partition(name)
         weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
-        weight = next((value for key, value in weights.items() if key.lower() == "gres/gpu"), None)
-        if weight is not None and not any(key.lower().startswith("gres/shard") for key in weights):
-            both = weights | {"GRES/shard": f"{float(weight) / choice.shards_per_gpu:g}"}
-            text = ",".join(f"{key}={value}" for key, value in both.items())
+        ours = {key: value for key, value in weights.items() if key.lower() in _gpu_tres(choice.gpu_models)}
+        done = set(map(str.lower, ours)) == {"gres/gpu"} and any(
+            key.lower().startswith("gres/shard") for key in weights
+        )
+        if ours and not done:
+            weight = sum(float(value) for value in ours.values())  # Slurm adds up what it bills by name and by type
+            others = {key: value for key, value in weights.items() if key not in ours}
+            both = {"GRES/gpu": f"{weight:g}", "GRES/shard": f"{weight / choice.shards_per_gpu:g}"}
+            text = ",".join(f"{key}={value}" for key, value in (others | both).items())
             why = f"In the line PartitionName={name}: a shard is 1/{choice.shards_per_gpu} of a GPU."
             yield _commented(why, f"#   TRESBillingWeights={text}")
 
 
-def _device_settings(gres_conf: str) -> dict[str, str]:
-    """Cores= and Links= that the site wrote for single devices, by device file."""
-    found = {}
-    for line in gres_conf.splitlines():
-        words = values.pairs(line.split("#", 1)[0])
-        kept = " ".join(f"{key}={value}" for key, value in words.items() if key in {"Cores", "Links"})
-        if words.get("Name") == "gpu" and kept:
-            found.update(dict.fromkeys(expand(words.get("File", "")), kept))
-    return found
+def _devices(gres_conf: str, node: Node) -> tuple[Device, ...]:
+    """The node's GPUs as gres.conf names them; where it does not name all, by NVIDIA's own names."""
+    found, count = devices(gres_conf, node.name), gpu_count(node)
+    return found if len(found) == count else tuple(Device(f"/dev/nvidia{index}") for index in range(count))
 
 
-def _gres_conf(facts: Facts, choice: Choice, nodes: Sequence[Node]) -> str:
+def _gres_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
     current = facts.files.get("gres.conf", "")
-    settings = _device_settings(current)
+    cards = {node.name: _devices(current, node) for node in nodes}
     lines = ["# One type an index, written out: a detected type would not match."]
-    lines.append("AutoDetect=off")
-    if re.search(r"(?im)^\s*AutoDetect\s*=\s*nvml", current) and not settings:
+    others = [node for node in facts.nodes if any(gres.name == "gpu" for gres in node.gres) and node not in nodes]
+    # Nodes of other models may go on finding theirs by themselves.
+    off = " AutoDetect=off" if others else ""
+    if not others:
+        lines.append("AutoDetect=off")
+    detected = any(autodetect(current, name) == "nvml" for name in cards)
+    if detected and not any(device.settings for found in cards.values() for device in found):
         lines.append(
             "# AutoDetect=nvml also found the cores next to each GPU. Add them as Cores= (nvidia-smi topo -m)."
         )
-    for names, gpus, _ in _grouped(nodes):
-        for index in range(gpus):
-            device = f"/dev/nvidia{index}"
-            extra = f" {settings[device]}" if device in settings else ""
-            lines.append(f"NodeName={names} Name=gpu Type={choice.gpu_model}_{index} File={device}{extra}")
-        lines.append(f"NodeName={names} Name=shard Count={gpus * choice.shards_per_gpu}")
+    groups: dict[tuple[str, tuple[Device, ...]], list[str]] = defaultdict(list)
+    for node in nodes:
+        groups[_model_of(node, choice), cards[node.name]].append(node.name)
+    for (model, found), names in groups.items():
+        node_name = f"NodeName={','.join(names)}{off}"
+        for index, device in enumerate(found):
+            extra = f" {device.settings}" if device.settings else ""
+            lines.append(f"{node_name} Name=gpu Type={model}_{index} File={device.file}{extra}")
+        lines.append(f"{node_name} Name=shard Count={len(found) * choice.shards_per_gpu}")
     return "\n".join(lines) + "\n"
 
 
-def _gpushare_conf(facts: Facts, choice: Choice, nodes: Sequence[Node]) -> str:
-    lines = [
-        _commented(
-            "Jobs of these partitions may share, if their owners say so.", f"Partitions={','.join(choice.partitions)}"
+def _gpushare_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
+    """The site's own file with our keys brought up to date, or a new one."""
+    wanted = [
+        Setting(
+            "Partitions", ",".join(choice.partitions), "Jobs of these partitions may share, if their owners say so."
         ),
-        _commented("The node feature, and the start of each index's GRES type.", f"GpuModel={choice.gpu_model}"),
-        f"GpusPerNode={max((gpu_count(node) for node in nodes), default=1)}\n",
-        f"ShardsPerGpu={choice.shards_per_gpu}\n",
-        _commented("Change it when Slurm is upgraded: the hook cannot ask.", f"SlurmVersion={facts.release}"),
+        Setting("GpuModel", ",".join(choice.gpu_models), "The node feature, and the start of each index's GRES type."),
+        Setting("GpusPerNode", str(max((gpu_count(node) for node in nodes), default=1))),
+        Setting("ShardsPerGpu", str(choice.shards_per_gpu)),
+        Setting("SlurmVersion", str(facts.release), "Change it when Slurm is upgraded: the hook cannot ask."),
+        Setting("SlurmUser", slurm_user(facts), "Whose word nodes take, since they may not ask Slurm."),
     ]
     for key, default in (("DefCpuPerGpu", "DefCpuPerGPU"), ("DefMemPerGpu", "DefMemPerGPU")):
         found = [
@@ -224,59 +271,73 @@ def _gpushare_conf(facts: Facts, choice: Choice, nodes: Sequence[Node]) -> str:
             if (partition := facts.partition(name)) and default in job_defaults(partition)
         ]
         if found:
-            lines.append(
-                _commented(f"The partitions' {default}, which shards do not inherit.", f"{key}={','.join(found)}")
-            )
-    return "\n".join(lines)
+            why = f"The partitions' {default}, which shards do not inherit."
+            wanted.append(Setting(key, ",".join(found), why))
+    return merge_settings(facts.files.get("gpushare.conf"), wanted)
 
 
-def _lua_files(facts: Facts, install: Install) -> Iterator[Piece]:
-    """Our modules; and the entry points, unless the site has its own, which then gets lines to add."""
-    for path in sorted(install.lua.glob("*.lua")):
-        text = path.read_text(encoding="utf-8")
-        own = facts.files.get(path.name)
-        if path.name in {"job_submit.lua", "cli_filter.lua"} and own is not None and "gpushare" not in own:
-            yield Piece(path.name, Kind.MERGE, _lua_lines(path.name, facts.etc))
-        elif own is None or "gpushare" not in own or own == text:
-            yield Piece(path.name, Kind.FILE, text, source=path)
+def _lua_files(facts: SiteSetup, choice: Choice, install: Install) -> Iterator[Piece]:
+    """The entry points, whole; where the site has its own, ours get other names and its script a line to add."""
+    models = facts.models_of_nodes(choice.partitions, choice.gpu_models)
+    for name, beside in (("job_submit.lua", SUBMIT_BESIDE), ("cli_filter.lua", "gpushare_client.lua")):
+        text = lua_script(install.lua, name, models)
+        own = facts.files.get(name)
+        if own is None or (_WRITTEN_BY_US in own and f'"{facts.etc}/{beside}"' not in own):
+            yield Piece(name, FileKind.FILE, text, source=install.lua / name)
+        else:
+            yield Piece(beside, FileKind.FILE, text, source=install.lua / name)
+            if f'"{facts.etc}/{beside}"' not in own:
+                yield Piece(name, FileKind.MERGE, _lua_lines(facts.etc / beside))
 
 
-def _lua_lines(name: str, etc: Path) -> str:
-    if name == "job_submit.lua":
-        return (
-            f'local gpushare = dofile("{etc}/gpushare.lua")\n'
-            "-- at the end of slurm_job_submit(job_desc, part_list, submit_uid), in place of return slurm.SUCCESS:\n"
-            "return gpushare.job_submit(job_desc, part_list, submit_uid)\n"
-            "-- at the end of slurm_job_modify(job_desc, job_rec, part_list, modify_uid):\n"
-            "return gpushare.job_modify(job_desc, job_rec, part_list, modify_uid)\n"
-        )
+# The first words of both scripts.
+_WRITTEN_BY_US = "-- slurm-gpushare in "
+
+
+def _lua_lines(script: Path) -> str:
     return (
-        f'local gpushare = dofile("{etc}/gpushare_cli.lua")\n'
-        "-- at the end of slurm_cli_pre_submit(options, offset), in place of return slurm.SUCCESS:\n"
-        "return gpushare.pre_submit(options, offset)\n"
+        "-- The last lines of your script, but before a 'return' at its end, which Lua lets nothing follow:\n"
+        "-- they put our functions after yours.\n"
+        f'local gpushare_ready, gpushare_error = pcall(dofile, "{script}")\n'
+        'if not gpushare_ready then slurm.log_error("%s", "gpushare: " .. tostring(gpushare_error)) end\n'
     )
 
 
-def _prologs(install: Install) -> Iterator[Piece]:
+def _prologs(install: Install, etc: Path) -> Iterator[Piece]:
     targets = (
         ("prolog.d/50-gpushare", "prolog.sh"),
         ("epilog.d/50-gpushare", "epilog.sh"),
         ("gpushare_task_prolog", "task_prolog"),
+        ("gpushare_epilog_slurmctld", "epilog_slurmctld.sh"),
     )
     for name, script in targets:
-        text = f"#!/bin/sh\nexport GPUSHARE_PYTHON={install.python}\n{install.prolog / script}\nexit 0\n"
-        yield Piece(name, Kind.FILE, text, executable=True)
+        # slurmctld need not tell its scripts where its configuration is.
+        conf = f"export GPUSHARE_CONF={etc}/gpushare.conf\n" if "slurmctld" in name else ""
+        text = f"#!/bin/sh\nexport GPUSHARE_PYTHON={install.python}\n{conf}{install.prolog / script}\nexit 0\n"
+        yield Piece(name, FileKind.FILE, text, executable=True)
 
 
-def _limit_commands(facts: Facts, choice: Choice) -> str:
-    """sacctmgr commands that give every limit on GPUs its equivalent in shards."""
+def _gpu_tres(models: Iterable[str]) -> dict[str, None]:
+    """What limits and prices call GPUs of `models`, in lower case, the plain name first."""
+    return dict.fromkeys(["gres/gpu", *(f"gres/gpu:{model.lower()}" for model in models)])
+
+
+def _limit_commands(facts: SiteSetup, choice: Choice) -> str:
+    """sacctmgr commands that give every limit on GPUs its equivalent in shards.
+
+    Where types are by index no job has ``gres/gpu:MODEL``: such a limit becomes one on all GPUs.
+    """
     lines = []
     for limit in facts.limits or ():
-        gpus = limit.tres.get("gres/gpu")
-        if gpus is None or not gpus.isdecimal() or "gres/shard" in limit.tres:
+        ours = [name for name in limit.tres if name.lower() in _gpu_tres(choice.gpu_models)]
+        counts = [int(limit.tres[name]) for name in ours if limit.tres[name].isdecimal()]
+        typed = [name for name in ours if ":" in name]
+        if not counts or ("gres/shard" in limit.tres and not typed):
             continue
         entity = "qos" if limit.kind == "qos" else "user" if "user" in limit.owner else "account"
         where = " ".join(f"{'name' if key == entity else key}={value}" for key, value in limit.owner.items())
-        shards = int(gpus) * choice.shards_per_gpu
-        lines.append(f"sacctmgr modify {entity} where {where} set {limit.name}=gres/shard={shards}")
+        plain = [f"gres/gpu={min(counts)}"] if typed else []
+        removed = [f"{name}=-1" for name in typed]
+        tres = ",".join([*plain, f"gres/shard={min(counts) * choice.shards_per_gpu}", *removed])
+        lines.append(f"sacctmgr modify {entity} where {where} set {limit.name}={tres}")
     return "".join(f"{line}\n" for line in lines)

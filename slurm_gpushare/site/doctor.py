@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from slurm_gpushare.config import load_config
-from slurm_gpushare.errors import ConfigError
-from slurm_gpushare.site.facts import collect
-from slurm_gpushare.site.finding import Finding, failed, passed
-from slurm_gpushare.site.local_checks import LOCAL_CHECKS
+from slurm_gpushare.errors import EXTRA_OF, ConfigError, NotInstalled
+from slurm_gpushare.site.current_setup import collect
+from slurm_gpushare.site.finding import Finding, Level, failed, passed, warned
+from slurm_gpushare.site.hold_checks import hold_board, hold_setup
+from slurm_gpushare.site.local_checks import CONTROLLER_CHECKS, LOCAL_CHECKS
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import connect
+
+# What only the helper makes, at its first start.
+_OF_THE_HELPER = frozenset({"hook-file", "heartbeat", "hold-board"})
+
+
+def examine_first_time() -> Iterator[Finding]:
+    """All findings on a site where the helper has never run: what it will make itself is said to come later."""
+    for finding in examine():
+        if finding.level is not Level.PASS and finding.check in _OF_THE_HELPER:
+            yield replace(finding, level=Level.LATER, fix="Comes with the helper's first start.")
+        else:
+            yield finding
 
 
 def examine() -> Iterator[Finding]:
@@ -22,12 +36,22 @@ def examine() -> Iterator[Finding]:
         yield failed("gpushare.conf", error.what, error.hint)
         return
     yield passed("gpushare.conf", f"{config.source}")
+    here = True  # as long as Slurm does not say
     try:
         facts = collect(connect())
     except SlurmError as error:
         yield failed("slurm", error.what, error.hint)
     else:
-        for check in SLURM_CHECKS:
+        here = facts.is_controller
+        if not here:
+            yield passed("machine", "slurmctld does not run here: what it alone needs is not checked")
+        for check in (*SLURM_CHECKS, hold_setup):
             yield from check(facts, config)
-    for local in LOCAL_CHECKS:
-        yield from local(config)
+    for local in (*LOCAL_CHECKS, hold_board):
+        if local in CONTROLLER_CHECKS and not here:
+            continue
+        try:
+            yield from local(config)
+        except ModuleNotFoundError as error:
+            missing = NotInstalled(error.name or "", EXTRA_OF.get(error.name or "", "controller"))
+            yield warned(local.__name__, missing.what, missing.hint)

@@ -10,6 +10,7 @@ class Level(StrEnum):
     """How bad it is."""
 
     PASS = "pass"
+    LATER = "later"  # cannot be right before the helper's first start
     WARN = "warn"  # works, but something is lost or will fail for some jobs
     FAIL = "fail"  # sharing does not work, or is unfair, until this is fixed
 

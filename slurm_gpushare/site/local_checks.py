@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from slurm_gpushare.config import Config
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
-from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.store import Store
-from slurm_gpushare.telemetry.spool import INCOMING, SUFFIX
+from slurm_gpushare.telemetry.spool import INCOMING, REJECTED, SUFFIX
 
 Check = Callable[[Config], Iterable[Finding]]
 
 
 def store(config: Config) -> Iterator[Finding]:
     """It opens, has this release's schema, and is nobody else's to read."""
+    from slurm_gpushare.store.store import Store  # here: a compute node has no database library
+
     try:
         with Store(config.store_url, read_only=True) as opened:
             path = opened.database.path
@@ -33,14 +33,56 @@ def store(config: Config) -> Iterator[Finding]:
         yield passed("store", where)
 
 
+def policy(config: Config) -> Iterator[Finding]:
+    """Under shadow and off nobody shares: a site may have forgotten that."""
+    if config.policy == "shadow":
+        yield warned(
+            "policy",
+            "Policy=shadow: jobs with a token are measured and planned for, and nobody shares",
+            "'gpushare report' says what sharing would have done. Then set Policy=gpushare; no reload is needed.",
+        )
+    elif config.policy == "off":
+        yield warned("policy", "Policy=off: nobody shares", "Set Policy=gpushare to share again; no reload is needed.")
+
+
+def password(config: Config) -> Iterator[Finding]:
+    """gpushare.conf is read by every user's task prolog, so no password may be in it."""
+    inside = config.store_url.partition("://")[2].rpartition("@")[0]
+    if ":" in inside and config.source is not None and config.source.stat().st_mode & 0o044:
+        yield failed(
+            "store-password",
+            f"{config.source} holds the store's password, and others may read it",
+            "Put the URL into a file of SlurmUser's with mode 600 and write StoreUrl=file:PATH.",
+        )
+
+
+def readable(config: Config) -> Iterator[Finding]:
+    """Users' commands and their task prologs read gpushare.conf."""
+    if config.source is not None and not config.source.stat().st_mode & 0o004:
+        yield warned(
+            "readable",
+            f"users cannot read {config.source}: their commands and task prologs go by the defaults",
+            f"Run: chmod 644 {config.source} (a password belongs into a file of its own, StoreUrl=file:PATH).",
+        )
+
+
 def hook_file(config: Config) -> Iterator[Finding]:
     """The hook's file is there, private, and the helper's heartbeat in it is fresh."""
     path = config.hook_file
     if not path.exists():
         yield failed("hook-file", f"{path} does not exist: every token is unknown", "Start 'gpushare backfill'.")
         return
+    if not os.access(path, os.R_OK):
+        yield warned(
+            "heartbeat",
+            f"{path} is not yours to read, so it is not known if the helper is alive",
+            "See 'gpushare status'.",
+        )
+        return
     if path.stat().st_mode & stat.S_IRWXO:
         yield failed("hook-file", f"{path} is open to others", f"Run: chmod 600 {path}")
+    from slurm_gpushare.store.hookfile import HookFile
+
     beat_s = HookFile(path).heartbeat_s()
     if beat_s is None:
         yield failed("heartbeat", f"{path} has no heartbeat", "Start 'gpushare backfill'.")
@@ -52,17 +94,28 @@ def hook_file(config: Config) -> Iterator[Finding]:
 
 def spool(config: Config) -> Iterator[Finding]:
     """Nodes can leave records, and they are taken in."""
-    incoming, rejected = config.spool_dir / INCOMING, config.spool_dir / "rejected"
+    incoming, rejected = config.spool_dir / INCOMING, config.spool_dir / REJECTED
     if not incoming.is_dir():
         yield failed("spool", f"{incoming} is no directory", "Make it on the shared file system: mkdir -p -m 1733.")
         return
     if not os.access(incoming, os.W_OK | os.X_OK):
         yield failed("spool", f"{incoming} cannot be written by this user", f"Run: chmod 1733 {incoming}")
         return
+    waiting, odd = [], []
     try:
-        waiting = [entry.stat().st_mtime for entry in os.scandir(incoming) if entry.name.endswith(SUFFIX)]
-    except PermissionError:
+        for entry in os.scandir(incoming):
+            if entry.is_dir(follow_symlinks=False):
+                odd.append(entry.name)
+            elif entry.name.endswith(SUFFIX):
+                waiting.append(entry.stat(follow_symlinks=False).st_mtime)
+    except OSError:
         waiting = []  # by design only SlurmUser may list it
+    if odd:
+        yield warned(
+            "spool-stuck",
+            f"{len(odd)} directories in {incoming}, the first is {odd[0][:60]!a}",
+            "The helper cannot remove them: see who owns them, then remove them as root.",
+        )
     lag_s = time.time() - min(waiting) if waiting else 0.0
     if lag_s > max(10 * config.tick_s, config.heartbeat_s):
         yield warned("spool", f"{len(waiting)} records wait, the oldest {lag_s:.0f} s", "Start 'gpushare backfill'.")
@@ -115,4 +168,6 @@ def nvml(config: Config) -> Iterator[Finding]:
         pynvml.nvmlShutdown()
 
 
-LOCAL_CHECKS: tuple[Check, ...] = (store, hook_file, spool, munge, nvml)
+LOCAL_CHECKS: tuple[Check, ...] = (policy, store, password, readable, hook_file, spool, munge, nvml)
+CONTROLLER_CHECKS: tuple[Check, ...] = (store, hook_file)
+"""Those of what only the helper and slurmctld read."""

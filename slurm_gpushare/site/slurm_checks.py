@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from slurm_gpushare.config import Config
-from slurm_gpushare.site.facts import Facts, gpu_count, job_defaults
+from slurm_gpushare.site import gres_file
+from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults, slurm_user
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
+from slurm_gpushare.site.script_checks import SCRIPT_CHECKS
 from slurm_gpushare.slurm import values
+from slurm_gpushare.slurm.configuration import missing_for_gangs, suspends_by_itself
 from slurm_gpushare.slurm.errors import SlurmError
+from slurm_gpushare.slurm.nodes import WITHOUT_SHARDS
 from slurm_gpushare.slurm.release import Release, parse_release
 
-Check = Callable[[Facts, Config], Iterable[Finding]]
+Check = Callable[[SiteSetup, Config], Iterable[Finding]]
 
 _CONFIGURE = "Run 'gpushare configure' for the line."
 _CLOCK_SLACK_S = 5.0
 
 
-def release(facts: Facts, config: Config) -> Iterator[Finding]:
+def release(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """Known bugs of the release, and whether the hook was told the right one."""
     if facts.release < Release(22, 5):
         yield failed(
@@ -28,7 +32,8 @@ def release(facts: Facts, config: Config) -> Iterator[Finding]:
     elif not facts.release.keeps_whole_gpus_apart:
         yield warned(
             "slurm-release",
-            f"Slurm {facts.release}: whole-GPU jobs may start beside a sharer; a restart of slurmctld loses shards",
+            f"Slurm {facts.release}: whole-GPU jobs may start beside a sharer; a restart of slurmctld loses shards; "
+            "a job keeps the GPU index that it got at submission, so fewer can share",
             "Upgrade to 23.11.5 or newer. Until then the hook turns single-GPU requests into all shards of a GPU; "
             "do not restart slurmctld while jobs share.",
         )
@@ -46,7 +51,7 @@ def release(facts: Facts, config: Config) -> Iterator[Finding]:
         )
 
 
-def select_plugin(facts: Facts, _: Config) -> Iterator[Finding]:
+def select_plugin(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     found = facts.config.get("SelectType", "")
     if found == "select/cons_tres":
         yield passed("select-plugin", found)
@@ -54,7 +59,28 @@ def select_plugin(facts: Facts, _: Config) -> Iterator[Finding]:
         yield failed("select-plugin", f"SelectType={found} knows no shards", "Set SelectType=select/cons_tres.")
 
 
-def gres_types(facts: Facts, _: Config) -> Iterator[Finding]:
+def gangs(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """Whether two jobs that each want a whole node can share it, where that is wanted."""
+    missing = missing_for_gangs(facts.config)
+    if not config.share_gangs:
+        yield passed("gangs", "not wanted: ShareGangs=no")
+    elif not facts.release.keeps_whole_gpus_apart:
+        yield failed(
+            "gangs",
+            f"ShareGangs=yes, but Slurm {facts.release} cannot",
+            "Upgrade to 23.11.5 or newer, or set it to no.",
+        )
+    elif missing:
+        yield failed(
+            "gangs",
+            f"ShareGangs=yes, but SelectTypeParameters lacks {', '.join(missing)}",
+            "Add that in slurm.conf and restart slurmctld. Until then jobs that want a whole node run as written.",
+        )
+    else:
+        yield passed("gangs", f"jobs that want all {config.gpus_per_node} GPUs of a node may share it")
+
+
+def gres_types(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     missing = {"gpu", "shard"} - set(facts.words("GresTypes"))
     if missing:
         yield failed("gres-types", f"GresTypes lacks {', '.join(sorted(missing))}", "Set GresTypes=gpu,shard.")
@@ -62,7 +88,43 @@ def gres_types(facts: Facts, _: Config) -> Iterator[Finding]:
         yield passed("gres-types", "gpu and shard")
 
 
-def partitions(facts: Facts, config: Config) -> Iterator[Finding]:
+def pausing(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """Whether promises can be kept by pausing."""
+    if config.on_slowdown != "pause":
+        yield passed("pausing", f"not wanted: OnSlowdown={config.on_slowdown}")
+    elif suspends_by_itself(facts.config):
+        yield warned(
+            "pausing",
+            f"PreemptMode={facts.config.get('PreemptMode', '')}: Slurm suspends jobs itself: promises are only watched",
+            "Use another PreemptMode, or set OnSlowdown=report.",
+        )
+    elif stranger := _powerless_helper(facts, config):
+        yield warned(
+            "pausing",
+            f"the helper runs as {stranger}, which Slurm lets suspend others' jobs only if it is an operator; "
+            "else promises are only watched",
+            f"Run it as {slurm_user(facts)}, as the unit does.",
+        )
+    else:
+        yield passed("pausing", f"at most 5 minutes at a time, {config.pause_most_pct:g} % in all")
+
+
+def _powerless_helper(facts: SiteSetup, config: Config) -> str | None:
+    """Whom the helper runs as, if that is neither SlurmUser nor root; the hook's file is the helper's own."""
+    try:
+        uid = config.hook_file.stat().st_uid
+    except OSError:
+        return None  # no helper has run, or this is not the controller
+    if uid == 0 or str(uid) == facts.config.get("SlurmUser", "").partition("(")[2].rstrip(")"):
+        return None
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return name
+
+
+def partitions(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """The partitions exist, and none has what we leave alone."""
     if not config.partitions:
         yield failed("partitions", "gpushare.conf names no partition: nothing is shared", "Set Partitions=.")
@@ -79,8 +141,12 @@ def partitions(facts: Facts, config: Config) -> Iterator[Finding]:
             )
         elif partition.fields.get("ExclusiveUser", "NO").upper() == "YES":
             yield failed("partitions", f"{name} has ExclusiveUser=YES", "Take it out of Partitions=.")
-        elif not facts.shared_nodes((name,)):
-            yield failed("partitions", f"{name} has no node with GPUs", "Correct Partitions= in gpushare.conf.")
+        elif not facts.shared_nodes((name,), config.gpu_models):
+            yield failed(
+                "partitions",
+                f"{name} has no node with {' or '.join(config.gpu_models)} GPUs",
+                "Correct Partitions= in gpushare.conf.",
+            )
         else:
             good.append(name)
     if good and len(good) == len(config.partitions):
@@ -89,7 +155,33 @@ def partitions(facts: Facts, config: Config) -> Iterator[Finding]:
         yield failed("mcs", f"MCSPlugin={mcs} keeps users' jobs apart on nodes", "Share only where MCS is not in use.")
 
 
-def defaults_per_gpu(facts: Facts, config: Config) -> Iterator[Finding]:
+def other_partitions(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """Partitions that have shared nodes too and are not ours: their jobs meet sharers."""
+    names = {name for node in facts.shared_nodes(config.partitions, config.gpu_models) for name in node.partitions}
+    for name in sorted(names - set(config.partitions)):
+        partition = facts.partition(name)
+        if partition and "SUSPEND" in partition.fields.get("PreemptMode", "").upper():
+            yield failed(
+                "other-partition",
+                f"{name} has shared nodes and preempts by SUSPEND: a suspended sharer keeps its GPU memory",
+                "Use another PreemptMode for it, or give it other nodes.",
+            )
+        elif not facts.release.keeps_whole_gpus_apart:
+            yield warned(
+                "other-partition",
+                f"{name} has shared nodes and is not in Partitions=: Slurm {facts.release} may start its whole-GPU "
+                "jobs beside a sharer",
+                "Add it to Partitions=: without a token its jobs have their GPUs alone all the same.",
+            )
+        else:
+            yield warned(
+                "other-partition",
+                f"{name} has shared nodes and is not in Partitions=: its jobs have whole GPUs, with a token too",
+                "Add it to Partitions= if its users want to share; else leave it so.",
+            )
+
+
+def defaults_per_gpu(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """DefCpuPerGPU and DefMemPerGPU vanish with gpu requests unless gpushare.conf repeats them."""
     pairs = (
         ("DefCpuPerGPU", "DefCpuPerGpu", config.def_cpu_per_gpu),
@@ -109,33 +201,33 @@ def defaults_per_gpu(facts: Facts, config: Config) -> Iterator[Finding]:
             )
 
 
-def node_types(facts: Facts, config: Config) -> Iterator[Finding]:
+def node_types(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """One type an index, the feature, and all shards there."""
     bad = 0
-    for node in facts.shared_nodes(config.partitions):
-        indices = range(gpu_count(node))
-        if set(node.gpus.values()) != {f"{config.gpu_model}_{index}" for index in indices}:
+    shared = facts.shared_nodes(config.partitions, config.gpu_models)
+    for node in shared:
+        indices, model = range(gpu_count(node)), next(iter(gpu_types([node])), config.gpu_models[0])
+        if set(node.gpus.values()) != {f"{model}_{index}" for index in indices}:
             bad += 1
             yield failed(
                 "gpu-types",
-                f"{node.name}: GPUs are not typed {config.gpu_model}_0, {config.gpu_model}_1, ...",
+                f"{node.name}: GPUs are not typed {model}_0, {model}_1, ...",
                 "Write one type an index: 'gpushare configure' has the lines. The node must be drained.",
             )
-        elif lost := [index for index in indices if node.shards_per_gpu.get(index, 0) < config.shards_per_gpu]:
+        elif lost := node.lost_shards(config.shards_per_gpu):
             bad += 1
             yield failed(
                 "lost-shards",
                 f"{node.name}: GPU {lost[0]} has {node.shards_per_gpu.get(lost[0], 0)} of "
-                f"{config.shards_per_gpu} shards; jobs for it wait for ever",
-                "Check gres.conf's shard line. On 22.05 a restart of slurmctld loses them: drain the node, then "
-                "restart slurmctld once it is empty.",
+                f"{config.shards_per_gpu} shards; jobs for it wait for ever or are refused",
+                WITHOUT_SHARDS,
             )
-        if config.gpu_model not in node.features:
+        if model not in node.features:
             bad += 1
             yield failed(
                 "node-feature",
-                f"{node.name} lacks the feature {config.gpu_model}",
-                f"Add Feature={config.gpu_model}: requests for gpu:{config.gpu_model} are turned into it.",
+                f"{node.name} lacks the feature {model}",
+                f"Add Feature={model}: requests for gpu:{model} are turned into it.",
             )
         if gpu_count(node) > config.gpus_per_node:
             bad += 1
@@ -144,28 +236,38 @@ def node_types(facts: Facts, config: Config) -> Iterator[Finding]:
                 f"{node.name} has {gpu_count(node)} GPUs, gpushare.conf says {config.gpus_per_node}",
                 f"Set GpusPerNode={gpu_count(node)}.",
             )
-    if not bad:
-        yield passed(
-            "gpu-types", f"{len(facts.shared_nodes(config.partitions))} nodes, one type an index, no shard lost"
+    most = max((gpu_count(node) for node in shared), default=config.gpus_per_node)
+    if most < config.gpus_per_node:
+        bad += 1
+        yield failed(
+            "gpus-per-node",
+            f"no shared node has more than {most} GPUs, gpushare.conf says {config.gpus_per_node}",
+            f"Set GpusPerNode={most}.",
         )
+    if not bad:
+        others = [node.name for node in facts.gpu_nodes(config.partitions) if node not in shared]
+        alone = f"; of other models and left alone: {', '.join(others)}" if others else ""
+        yield passed("gpu-types", f"{len(shared)} nodes, one type an index, no shard lost{alone}")
 
 
-def autodetect(facts: Facts, _: Config) -> Iterator[Finding]:
+def autodetect(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """Detection must be off on shared nodes: for all nodes, or in these nodes' own lines."""
     text = facts.files.get("gres.conf")
     if text is None:
         return  # a configless node has none beside slurm.conf
-    detected = [value for value in re.findall(r"(?im)^[^#\n]*\bAutoDetect\s*=\s*(\w+)", text) if value.lower() != "off"]
-    if detected:
+    shared = facts.shared_nodes(config.partitions, config.gpu_models)
+    how = {node.name: gres_file.autodetect(text, node.name) for node in shared}
+    if detecting := next((name for name, found in how.items() if found != "off"), None):
         yield failed(
             "autodetect",
-            f"gres.conf has AutoDetect={detected[0]}: it finds other types than those by index",
-            "Set AutoDetect=off and write the devices out.",
+            f"gres.conf has AutoDetect={how[detecting]} for {detecting}: it finds other types than those by index",
+            "Set AutoDetect=off for the shared nodes and write their devices out.",
         )
     else:
-        yield passed("autodetect", "off")
+        yield passed("autodetect", "off on shared nodes")
 
 
-def accounting(facts: Facts, _: Config) -> Iterator[Finding]:
+def accounting(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     if facts.limits is None:
         yield warned(
             "accounting", "slurmdbd does not answer: no reports, and limits were not checked", "Start slurmdbd."
@@ -175,26 +277,50 @@ def accounting(facts: Facts, _: Config) -> Iterator[Finding]:
         yield failed("accounting-tres", f"AccountingStorageTRES lacks {', '.join(sorted(missing))}", _CONFIGURE)
     else:
         yield passed("accounting-tres", "gres/gpu and gres/shard")
+    if typed := _by_model(facts.words("AccountingStorageTRES"), config):
+        yield warned(
+            "accounting-types",
+            f"no job has {typed[0]} where types are by index: its figures stand still",
+            "Count gres/gpu and gres/shard instead, and take it out of AccountingStorageTRES.",
+        )
 
 
-def limits(facts: Facts, config: Config) -> Iterator[Finding]:
-    """A limit or price on GPUs that sharing would slip past."""
+def limits(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """A limit or price on GPUs that sharing, or types by index, would slip past."""
     bad = False
     for limit in facts.limits or ():
-        if "gres/gpu" in limit.tres and "gres/shard" not in limit.tres:
+        typed = _by_model(limit.tres, config)
+        if typed or ("gres/gpu" in limit.tres and "gres/shard" not in limit.tres):
             bad = True
             yield failed(
                 "limits",
-                f"{limit} counts gres/gpu and not gres/shard: sharing slips past it",
+                f"{limit} counts {typed[0]}, which no job has where types are by index"
+                if typed
+                else f"{limit} counts gres/gpu and not gres/shard: sharing slips past it",
                 "Run the sacctmgr line that 'gpushare configure' prints.",
             )
     for name in config.partitions:
         partition = facts.partition(name)
         weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
-        if _counts_gpus_only(weights):
+        if typed := _by_model(weights, config):
+            bad = True
+            yield failed(
+                "billing",
+                f"partition {name} bills {typed[0]}, which no job has where types are by index: GPUs are free",
+                _CONFIGURE,
+            )
+        elif _counts_gpus_only(weights):
             bad = True
             yield failed("billing", f"partition {name} bills gres/gpu and not gres/shard: sharing is free", _CONFIGURE)
-    if _counts_gpus_only(values.tres(facts.config.get("PriorityWeightTRES", ""))):
+    priority = values.tres(facts.config.get("PriorityWeightTRES", ""))
+    if typed := _by_model(priority, config):
+        bad = True
+        yield failed(
+            "priority",
+            f"PriorityWeightTRES counts {typed[0]}, which no job has where types are by index",
+            "Count gres/gpu instead, and gres/shard with its share.",
+        )
+    elif _counts_gpus_only(priority):
         bad = True
         yield failed(
             "priority", "PriorityWeightTRES counts gres/gpu and not gres/shard", "Add gres/shard with its share."
@@ -203,12 +329,18 @@ def limits(facts: Facts, config: Config) -> Iterator[Finding]:
         yield passed("limits", "every limit and price on GPUs has its equivalent in shards")
 
 
+def _by_model(names: Iterable[str], config: Config) -> list[str]:
+    """Those of TRES `names` that count GPUs of a shared model by its type."""
+    models = {f"gres/gpu:{model}".lower() for model in config.gpu_models}
+    return [name for name in names if name.lower() in models]
+
+
 def _counts_gpus_only(tres: dict[str, str]) -> bool:
-    names = {name.lower().partition(":")[0] for name in tres}
+    names = {name.lower() for name in tres}
     return "gres/gpu" in names and "gres/shard" not in names
 
 
-def constrain_devices(facts: Facts, _: Config) -> Iterator[Finding]:
+def constrain_devices(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     text = facts.files.get("cgroup.conf", "")
     constrained = re.search(r"(?im)^\s*ConstrainDevices\s*=\s*yes", text)
     if constrained and "cgroup" in facts.config.get("TaskPlugin", ""):
@@ -221,88 +353,7 @@ def constrain_devices(facts: Facts, _: Config) -> Iterator[Finding]:
         )
 
 
-def hook(facts: Facts, _: Config) -> Iterator[Finding]:
-    """job_submit: the plugin, our lines in it, our files beside it, and LuaSQL for its Lua."""
-    if "lua" not in {word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")}:
-        yield failed("hook", "JobSubmitPlugins lacks lua: no job is tagged", "Set JobSubmitPlugins=lua.")
-    elif not _calls_us(facts, "job_submit.lua"):
-        yield failed("hook", f"{facts.etc}/job_submit.lua does not call us", _CONFIGURE)
-    else:
-        yield passed("hook", "job_submit.lua calls us")
-    yield from _lua_sqlite(facts)
-
-
-def _calls_us(facts: Facts, name: str) -> bool:
-    """Whether the script names us, itself or in a file that it runs."""
-    own = facts.files.get(name, "")
-    texts = [own, *(_text(Path(path)) for path in re.findall(r"""dofile\(\s*["']([^"']+)["']""", own))]
-    return any("gpushare" in text for text in texts)
-
-
-def _lua_sqlite(facts: Facts) -> Iterator[Finding]:
-    plugin = Path(facts.config.get("PluginDir", "").split(":")[0]) / "job_submit_lua.so"
-    if not plugin.is_file():
-        return  # not the controller
-    version = re.search(rb"liblua-?(5\.\d)", plugin.read_bytes())
-    if version is None:
-        return
-    number = version[1].decode()
-    places = [
-        path
-        for root in ("/usr/lib", "/usr/lib64", "/usr/local/lib")
-        for path in Path(root).glob(f"**/lua/{number}/luasql/sqlite3.so")
-    ]
-    if places:
-        yield passed("luasql", f"LuaSQL for Lua {number}, which slurmctld's plugin uses")
-    else:
-        yield failed(
-            "luasql",
-            f"slurmctld's Lua {number} has no luasql.sqlite3: every job goes untagged",
-            "Install lua-sql-sqlite3 (Debian) or luasql for that Lua.",
-        )
-
-
-def cli_filter(facts: Facts, _: Config) -> Iterator[Finding]:
-    plugin = "lua" in {word.removeprefix("cli_filter/") for word in facts.words("CliFilterPlugins")}
-    if plugin and _calls_us(facts, "cli_filter.lua"):
-        yield passed("cli-filter", "cli_filter.lua calls us")
-    else:
-        yield warned(
-            "cli-filter",
-            "no client filter: 'srun --gpus=1' and 'srun --gres=gpu:1' fail inside shared jobs, and "
-            "--comment=gpushare:NAME is not turned into a token",
-            _CONFIGURE,
-        )
-
-
-def prologs(facts: Facts, _: Config) -> Iterator[Finding]:
-    for key, check, loss in (
-        ("Prolog", "prolog", "no job is profiled"),
-        ("Epilog", "epilog", "samplers end late"),
-        ("TaskProlog", "task-prolog", "plain srun fails inside shared jobs"),
-    ):
-        paths = [path for pattern in facts.scripts(key) for path in _glob(pattern) if path.is_file()]
-        if any("gpushare" in path.name or "gpushare" in _text(path) for path in paths):
-            yield passed(check, f"{key} calls us")
-        else:
-            yield failed(check, f"{key} does not call us: {loss}", _CONFIGURE)
-
-
-def _glob(pattern: str) -> list[Path]:
-    path = Path(pattern)
-    if not path.is_absolute():
-        return []
-    return sorted(path.parent.glob(path.name)) if "*" in path.name else [path]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def clock(facts: Facts, _: Config) -> Iterator[Finding]:
+def clock(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     """Leases and heartbeats compare times of controller and nodes."""
     told = values.integer(facts.config.get("as_of", ""))
     if told is None:
@@ -315,6 +366,6 @@ def clock(facts: Facts, _: Config) -> Iterator[Finding]:
 
 
 SLURM_CHECKS: tuple[Check, ...] = (
-    release, select_plugin, gres_types, partitions, defaults_per_gpu, node_types, autodetect, accounting, limits,
-    constrain_devices, hook, cli_filter, prologs, clock,
+    release, select_plugin, gres_types, gangs, partitions, pausing, defaults_per_gpu, node_types, autodetect,
+    accounting, limits, other_partitions, constrain_devices, *SCRIPT_CHECKS, clock,
 )  # fmt: skip

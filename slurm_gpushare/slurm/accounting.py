@@ -8,13 +8,14 @@ from sys import intern
 
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.hostlist import expand
-from slurm_gpushare.slurm.table import rows
+from slurm_gpushare.slurm.table import marked_rows
 from slurm_gpushare.slurm.tag import Tag, parse_tag
 
 COLUMNS = (
-    "JobIDRaw", "JobID", "Cluster", "UID", "User", "Account", "Partition", "QOS", "State", "Submit", "Eligible",
+    "Submit", "JobIDRaw", "JobID", "Cluster", "UID", "User", "Account", "Partition", "QOS", "State", "Eligible",
     "Start", "End", "ElapsedRaw", "TimelimitRaw", "NCPUS", "NodeList", "ReqTRES", "AllocTRES", "AdminComment",
 )  # fmt: skip
+"""A time is first: it says where a row begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,18 @@ class AccountingQuery:
     users: str = ""
     accounts: str = ""
     partitions: str = ""
-    clusters: str = ""
+    slurm_clusters: str = ""
     states: str = ""
     duplicates: bool = False
     """Also the earlier runs of requeued jobs."""
+
+
+_TIMES = frozenset({"Submit", "Eligible", "Start", "End"})
+
+
+def sacct_format(columns: Sequence[str]) -> str:
+    """The option that names the columns. 22.05 cuts times to the width of a column, parsable or not."""
+    return "--format=" + ",".join(f"{name}%64" if name in _TIMES else name for name in columns)
 
 
 def sacct_arguments(query: AccountingQuery, delimiter: str) -> list[str]:
@@ -43,13 +52,13 @@ def sacct_arguments(query: AccountingQuery, delimiter: str) -> list[str]:
         "--user": query.users,
         "--accounts": query.accounts,
         "--partition": query.partitions,
-        "--clusters": query.clusters,
+        "--clusters": query.slurm_clusters,
         "--state": query.states,
     }
     everybody = [] if query.users else ["--allusers"]
     return [
         "sacct", "--allocations", "--noheader", "--parsable", f"--delimiter={delimiter}",
-        f"--format={','.join(COLUMNS)}", *everybody, *(["--duplicates"] if query.duplicates else []),
+        sacct_format(COLUMNS), *everybody, *(["--duplicates"] if query.duplicates else []),
         *(f"{name}={value}" for name, value in options.items() if value),
     ]  # fmt: skip
 
@@ -60,7 +69,7 @@ class AccountedJob:
 
     raw_id: int
     key: str
-    cluster: str
+    slurm_cluster: str
     uid: int
     user: str
     account: str
@@ -83,9 +92,14 @@ class AccountedJob:
     admin_comment: str
     tag: Tag | None
 
+    @property
+    def cards(self) -> int:
+        """Of a gang all of its node's, else 1: no other job shares."""
+        return (self.tag.gang if self.tag else None) or 1
+
 
 def _gres_count(tres: dict[str, str], name: str) -> int:
-    return int(tres.get(f"gres/{name}") or 0)
+    return values.integer(tres.get(f"gres/{name}", "")) or 0
 
 
 def _accounted(row: dict[str, str]) -> AccountedJob:
@@ -97,7 +111,7 @@ def _accounted(row: dict[str, str]) -> AccountedJob:
     return AccountedJob(
         raw_id=values.integer(row["JobIDRaw"]) or 0,
         key=row["JobID"].strip(),
-        cluster=intern(row["Cluster"].strip()),
+        slurm_cluster=intern(row["Cluster"].strip()),
         uid=-1 if uid is None else uid,
         user=intern(values.text(row["User"])),
         account=intern(values.text(row["Account"])),
@@ -119,6 +133,6 @@ def _accounted(row: dict[str, str]) -> AccountedJob:
     )
 
 
-def parse_accounting(output: str, delimiter: str) -> list[AccountedJob]:
-    """The jobs in sacct's answer."""
-    return [_accounted(row) for row in rows(output, COLUMNS, delimiter)]
+def parse_accounting(output: str, delimiter: str, mark: str) -> list[AccountedJob]:
+    """The jobs in sacct's answer, whose times begin with `mark`."""
+    return [_accounted(row) for row in marked_rows(output, COLUMNS, delimiter, mark)]

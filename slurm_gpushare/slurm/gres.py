@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from slurm_gpushare.slurm.values import text
 
 _ITEM = re.compile(
-    r"(?:gres[:/])?(?P<name>[A-Za-z]\w*)(?::(?P<type>[A-Za-z][\w.+-]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGkmg]?))?"
+    r"(?:gres[:/])?(?P<name>[A-Za-z]\w*)(?::(?P<type>[A-Za-z][\w.+-]*))?(?:[:=](?P<count>\d{1,18})(?P<unit>[KMGkmg]?))?"
 )
-_USED = re.compile(r"(?P<name>\w+):(?P<type>[A-Za-z][\w.+-]*):(?P<count>\d+)(?:\((?P<detail>[^)]*)\))?")
-_INDEX = re.compile(r"_(\d+)$")
+_USED = re.compile(r"(?P<name>\w+):(?P<type>[A-Za-z][\w.+-]*):(?P<count>\d{1,18})(?:\((?P<detail>[^)]*)\))?")
+_INDEX = re.compile(r"_(\d{1,4})$")
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
@@ -27,6 +28,7 @@ class Gres:
         return ":".join(part for part in (self.name, self.type, str(self.count)) if part)
 
 
+@lru_cache(maxsize=8192)
 def parse_gres(value: str) -> tuple[Gres, ...]:
     """``gres:gpu:v100_0:1``, ``gres/shard:2``, ``gpu:a:1(S:0),shard:4``; what is not GRES is left out."""
     found = []
@@ -38,12 +40,26 @@ def parse_gres(value: str) -> tuple[Gres, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=8192)
 def type_index(gres_type: str) -> int | None:
     """The GPU index that a per-index type names: ``v100_2`` -> 2."""
     found = _INDEX.search(gres_type)
     return int(found[1]) if found else None
 
 
+@lru_cache(maxsize=8192)
+def model_of_type(gres_type: str) -> str:
+    """The GPU model that a per-index type names: ``v100_2`` -> ``v100``; any other type is a model itself."""
+    return _INDEX.sub("", gres_type)
+
+
+@lru_cache(maxsize=8192)
+def gres_of_all(asked: tuple[str, ...]) -> tuple[Gres, ...]:
+    """All of several such strings together."""
+    return tuple(gres for value in asked for gres in parse_gres(value))
+
+
+@lru_cache(maxsize=8192)
 def typed_shards(value: str) -> Gres | None:
     """The one typed shard request that places a job on an exact GPU, or None. Zeroed parts do not count."""
     shards = [gres for gres in parse_gres(value) if gres.count]

@@ -24,9 +24,17 @@ _UNUSABLE = frozenset(
 )  # fmt: skip
 
 
-def sinfo_arguments(delimiter: str) -> list[str]:
-    """The sinfo command line."""
-    return ["sinfo", "--all", "--local", "--Node", "--noheader", f"--Format={format_option(COLUMNS, delimiter)}"]
+def sinfo_arguments(delimiter: str, nodes: str = "") -> list[str]:
+    """The sinfo command line; `nodes` limits it to a comma list of names."""
+    only = [f"--nodes={nodes}"] if nodes else []
+    return ["sinfo", "--all", "--local", "--Node", "--noheader", *only, f"--Format={format_option(COLUMNS, delimiter)}"]
+
+
+WITHOUT_SHARDS = (
+    "Check gres.conf's shard line. On 22.05 a restart of slurmctld loses the shards in use: drain the shared nodes, "
+    "restart slurmctld once they are empty, resume them, and 'scontrol release' the jobs that wait with BadConstraints."
+)
+"""What to do where a node has fewer shards than gpushare.conf says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,10 @@ class Node:
             for gres in self.gres
             if gres.name == "shard" and (index := type_index(gres.type)) is not None
         }
+
+    def lost_shards(self, shards_per_gpu: int) -> list[int]:
+        """GPU indices that Slurm divides into fewer shards than it should: jobs for them wait for ever."""
+        return [index for index in sorted(self.gpus) if self.shards_per_gpu.get(index, 0) < shards_per_gpu]
 
 
 def _node(row: dict[str, str], release: Release) -> Node:

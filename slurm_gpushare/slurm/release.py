@@ -22,11 +22,6 @@ class Release:
         return f"{self.year}.{self.month:02d}.{self.patch}"
 
     @property
-    def gres_prefix(self) -> str:
-        """What a GRES request starts with in ``tres_per_node`` and in ``SLURM_STEP_GRES``."""
-        return "gres/" if self >= Release(23, 11) else "gres:"
-
-    @property
     def counts_shards_per_gpu(self) -> bool:
         """Whether a node's GresUsed tells the shards in use of each GPU; before, it counts GPUs."""
         return self >= Release(23, 11, 2)

@@ -47,13 +47,15 @@ _MOVED_ON = (
     "job is not running",
     "job is pending execution",
     "job requeue",
+    # Of a job that has just started elsewhere: its node list can only shrink. Names come from sinfo, so they are valid.
+    "invalid node name specified",
 )
 
 
 def environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of our Slurm commands: unix times, no translations, no personal formats."""
+    """The environment of our Slurm commands: unix times, array tasks to the last one, nothing personal."""
     kept = {name: value for name, value in base.items() if not name.startswith(_PERSONAL)}
-    return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    return kept | {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
 
 
 def failure(command: str, stderr: str) -> SlurmError:
@@ -72,8 +74,16 @@ def failure(command: str, stderr: str) -> SlurmError:
     return SlurmError(what)
 
 
-def run(argv: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S, environ: Mapping[str, str] | None = None) -> str:
-    """What the command prints on stdout; any failure is a `SlurmError`."""
+def run(
+    argv: Sequence[str],
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    environ: Mapping[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """What the command prints on stdout; any failure is a `SlurmError`.
+
+    `settings` are variables of the command's environment: only its own user can read them.
+    """
     command = os.path.basename(argv[0])
     try:
         done = subprocess.run(
@@ -81,7 +91,7 @@ def run(argv: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S, environ: Mapp
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
-            env=environment(os.environ if environ is None else environ),
+            env={**environment(os.environ if environ is None else environ), **(settings or {})},
             check=False,
         )
     except FileNotFoundError:

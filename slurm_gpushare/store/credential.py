@@ -25,7 +25,7 @@ _UNMUNGE_TIMEOUT_S = 10
 
 
 class CredentialError(GpushareError):
-    """The text is no credential of this cluster."""
+    """The text is no credential of this Slurm cluster."""
 
 
 class MungeDown(GpushareError):
@@ -110,4 +110,4 @@ def _check(status: int) -> None:
     if status in {_SOCKET, _TIMEOUT}:
         raise MungeDown("munge: munged does not answer", "Start munged, or set MungeSocket to its socket.")
     if status not in _STILL_PROVEN:
-        raise CredentialError("not a munge credential of this cluster")
+        raise CredentialError("not a munge credential of this Slurm cluster")

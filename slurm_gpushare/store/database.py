@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.ownership import hand_over
 
 _BUSY_S = 15.0
 _TAKE_TURN = "SELECT value FROM counter WHERE name = 'writer' FOR UPDATE"
@@ -24,6 +25,10 @@ class StoreError(GpushareError):
     """The store cannot be used; the message says which one and why."""
 
 
+class StoreReplaced(StoreError):
+    """The store's file was deleted, or another one took its place: what was read from it no longer counts."""
+
+
 class Database:
     """One store's engine. `read` sees a consistent snapshot; `write` holds the only write transaction of SQLite."""
 
@@ -31,6 +36,8 @@ class Database:
         self._url = _parse(url)
         self.read_only = read_only
         self._may_create = not (read_only or must_exist)
+        self._file: tuple[int, int] | None = None
+        self._journal: tuple[int, int] | None = None
         self._engine = self._open()
 
     @property
@@ -54,6 +61,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads."""
+        self._check_file()
         with self._errors(), self._engine.connect() as connection, connection.begin():
             yield connection
 
@@ -65,14 +73,59 @@ class Database:
         """
         if self.read_only:
             raise StoreError(f"{self.where}: opened for reading only")
+        self._check_file()
         writer = self._engine.execution_options(gpushare_begin="BEGIN IMMEDIATE")
         with self._errors(), writer.connect() as connection, connection.begin():
             if alone and not self.is_sqlite:
                 connection.exec_driver_sql(_TAKE_TURN)
             yield connection
+        self._check_file()  # what was committed to a file that nobody will find again must not count as kept
+        if self.path is not None:
+            self._journal = _identity(_beside(self.path, "-wal"))
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def put_back(self) -> bool:
+        """Write the store's file anew from what is still open of it, if it was deleted.
+
+        False if another file has its place. The journal of the old one then goes: SQLite would write it into the new.
+        """
+        if self.path is None:
+            return False
+        if self.path.exists():
+            self.close()
+            if self._journal is not None and _identity(_beside(self.path, "-wal")) == self._journal:
+                self._remove_journal()
+            return False
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            draft.unlink(missing_ok=True)
+            _make_private(draft)
+            with self._errors(), closing(self._engine.raw_connection()) as raw, closing(sqlite3.connect(draft)) as copy:
+                source = raw.driver_connection
+                assert isinstance(source, sqlite3.Connection)
+                source.backup(copy)
+            self._remove_journal()
+            os.link(draft, self.path)  # a file that somebody put there meanwhile stays
+        except FileExistsError:
+            return False
+        except OSError as why:
+            raise StoreError(f"{self.path}: was deleted, and cannot be written anew: {why.strerror}") from why
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def _remove_journal(self) -> None:
+        assert self.path is not None
+        for name in ("-wal", "-shm"):
+            _beside(self.path, name).unlink(missing_ok=True)
+
+    def _check_file(self) -> None:
+        """SQLite goes on writing to a file that was deleted or moved away, and everything is lost: look first."""
+        if self.path is not None and self._file != (found := _identity(self.path)):
+            what = "was replaced by another file" if found else "was deleted"
+            raise StoreReplaced(f"{self.where}: {what} while in use", "Restore it with: gpushare db restore FILE.")
 
     def _open(self) -> Engine:
         if not self.is_sqlite:
@@ -88,6 +141,7 @@ class Database:
             _make_private(self.path)
         elif not self.path.exists():
             raise StoreError(f"{self.path}: there is no store yet", "Make it with: gpushare db migrate.")
+        self._file = _identity(self.path)
         mode = "ro" if self.read_only else "rw"
         engine = create_engine(
             URL.create("sqlite", database=f"file:{_quoted(self.path)}", query={"mode": mode, "uri": "true"}),
@@ -101,10 +155,17 @@ class Database:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except DBAPIError as error:
+        except (DBAPIError, sqlite3.Error) as error:  # the latter from the connect hook, which SQLAlchemy does not wrap
+            self._drop_read_only(error)
             raise self._explain(error) from error
-        except sqlite3.Error as error:  # from the connect hook, which SQLAlchemy does not wrap
-            raise self._explain(error) from error
+
+    def _drop_read_only(self, error: Exception) -> None:
+        """Open the file anew next time: SQLite opens one that is read-only for reading, and never tries again.
+
+        Not if it was deleted, of which SQLite says the same: what is still open is then all that is left of it.
+        """
+        if self.path is not None and "readonly" in str(error) and _identity(self.path) == self._file:
+            self._engine.dispose()
 
     def _explain(self, error: Exception) -> StoreError:
         cause: Any = error.orig if isinstance(error, DBAPIError) else error
@@ -146,7 +207,20 @@ _KNOWN = (
 )
 
 
+def _from_file(path: Path) -> str:
+    """The URL that a file holds, which nobody else may read since it has a password in it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise BadInput(f"{path}: others may read it, and it holds a password", f"Run: chmod 600 {path}")
+            return file.readline().strip()
+    except (OSError, UnicodeDecodeError) as why:
+        raise StoreError(f"{path}: cannot be read: {why}", "StoreUrl=file:PATH: a file of SlurmUser's.") from why
+
+
 def _parse(url: str) -> URL:
+    if url.startswith("file:/"):
+        url = _from_file(Path(url.removeprefix("file:")))
     try:
         parsed = make_url(url)
         backend, driver = parsed.get_backend_name(), parsed.drivername
@@ -159,6 +233,25 @@ def _parse(url: str) -> URL:
     raise BadInput(f"{parsed.render_as_string(hide_password=True)}: not a store's URL", _URL_HINT)
 
 
+def sqlite_path(url: str) -> Path | None:
+    """The file of an SQLite store; None for a network database."""
+    parsed = _parse(url)
+    return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode; None if there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
 def _quoted(path: Path) -> str:
     return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
@@ -167,6 +260,7 @@ def _make_private(path: Path) -> None:
     """Create the file for its owner alone; SQLite gives its journal the same mode."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        hand_over(path)
     except FileExistsError:
         return
     except OSError as why:

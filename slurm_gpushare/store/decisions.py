@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Row, select
 
+from slurm_gpushare.history import Decision as Decision
 from slurm_gpushare.store import counters, schema
+from slurm_gpushare.store.chunks import select_in
 from slurm_gpushare.store.database import Database
 
 COUNTED = "decision_"
 """Start of the counters' names; they outlive pruned decisions, as metrics must."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One decision about one job."""
-
-    job_id: int
-    at_s: int
-    kind: str
-    """A word of at most 16 letters: ``placed``, ``alone``, ``released``, ``waits``, ``extended``, ``requeued``, ..."""
-    node: str | None = None
-    gpu_index: int | None = None
-    partner_job: int | None = None
-    rate: float | None = None
-    """Predicted, of this job beside the partner."""
-    partner_rate: float | None = None
-    reasons: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """What the decision rested on: numbers, tokens, our own words. JSON."""
 
 
 class Decisions:
@@ -53,30 +35,27 @@ class Decisions:
 
     def of_job(self, job_id: int) -> list[Decision]:
         """The job's decisions, oldest first."""
+        return self.of_jobs([job_id])
+
+    def of_jobs(self, job_ids: Collection[int]) -> list[Decision]:
+        """The decisions about any of these jobs, oldest first."""
         d = schema.decision
-        return list(self._read(select(d).where(d.c.job_id == job_id).order_by(d.c.id)))
+        with self._db.read() as connection:
+            return list(map(_decision, select_in(connection, select(d).order_by(d.c.id), d.c.job_id, job_ids)))
 
     def between(self, start_s: float, end_s: float) -> Iterator[Decision]:
         """The decisions of a period, oldest first."""
         d = schema.decision
-        return self._read(select(d).where(d.c.at_s >= start_s, d.c.at_s < end_s).order_by(d.c.at_s, d.c.id))
-
-    def _read(self, query: Select[Any]) -> Iterator[Decision]:
+        query = select(d).where(d.c.at_s >= start_s, d.c.at_s < end_s).order_by(d.c.at_s, d.c.id)
         with self._db.read() as connection:
-            for row in connection.execute(query):
-                values = {key: value for key, value in row._mapping.items() if key not in {"id", "reasons"}}
-                yield Decision(**values, reasons=json.loads(row.reasons))
+            yield from map(_decision, connection.execute(query))
+
+
+def _decision(row: Row[Any]) -> Decision:
+    values = {name: getattr(row, name) for name in Decision.__slots__}
+    return Decision(**values | {"reasons": json.loads(row.reasons)})
 
 
 def _row(decision: Decision) -> dict[str, Any]:
-    return {
-        "job_id": decision.job_id,
-        "at_s": decision.at_s,
-        "kind": decision.kind,
-        "node": decision.node,
-        "gpu_index": decision.gpu_index,
-        "partner_job": decision.partner_job,
-        "rate": decision.rate,
-        "partner_rate": decision.partner_rate,
-        "reasons": json.dumps(dict(decision.reasons), separators=(",", ":"), allow_nan=False),
-    }
+    reasons = json.dumps(dict(decision.reasons), separators=(",", ":"), allow_nan=False)
+    return {name: getattr(decision, name) for name in Decision.__slots__} | {"reasons": reasons}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from slurm_gpushare.config import load_config
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.last_good import settings_in_force
 from slurm_gpushare.store.arrivals import Inbox
 from slurm_gpushare.store.database import Database
 
@@ -17,7 +17,7 @@ from slurm_gpushare.store.database import Database
 def main() -> int:
     """Exit code 0 once the record is in the database."""
     try:
-        database = Database(load_config().store_url, must_exist=True)
+        database = Database(settings_in_force().store_url, must_exist=True)
         try:
             Inbox(database).deliver(sys.stdin.buffer.read())
         finally:

@@ -11,21 +11,26 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.ownership import hand_over
 from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.store import counters
+from slurm_gpushare.store import conduct, counters
+from slurm_gpushare.store.combine import gpus_in
+from slurm_gpushare.store.gpu_models import own_names, reported_models
 from slurm_gpushare.store.store import Store
 
 _BUSY_S = 5.0
-_Row = tuple[str, int, int, int]
-_PUT = "INSERT OR REPLACE INTO workload (token, uid, cluster, mem_used_mib) VALUES (?, ?, ?, ?)"
+_Row = tuple[str, int, int, str, int | None]
+_REMOVE = "DELETE FROM workload WHERE token = ?"
+_PUT = "INSERT OR REPLACE INTO workload (token, uid, cluster, clusters, cpus) VALUES (?, ?, ?, ?, ?)"
 
 
 class HookFileError(GpushareError):
@@ -33,19 +38,27 @@ class HookFileError(GpushareError):
 
 
 class HookFile:
-    """The hook's file at `path`. One process maintains it: the helper, as SlurmUser."""
+    """The hook's file at `path`. One process maintains it: the helper, as SlurmUser.
 
-    def __init__(self, path: Path) -> None:
+    It says on which of the site's shared GPU models a workload was measured, by the site's names of them.
+    """
+
+    def __init__(self, path: Path, site_models: Sequence[str] = ("v100",), *, gangs: bool = False) -> None:
+        """`gangs`: whether jobs may share whole nodes, which the hook cannot ask Slurm."""
         self.path = path
+        self.gangs = gangs
+        self._site_models = site_models
+        self._names: dict[str, str] | None = None
+        """The site's name by the cards' own, as the file has it."""
 
-    def sync(self, store: Store, now_s: float | None = None) -> int:
+    def sync(self, store: Store, now_s: float | None = None, *, anew: bool = False) -> int:
         """Bring the file up to date with the store and beat the heart; returns how many workloads changed.
 
-        Costs as much as there are changes since the last call, not as there are workloads.
+        Costs as much as there are changes since the last call, not as there are workloads; all of them if `anew`.
         """
         with self._errors():
             try:
-                return self._follow(store, now_s)
+                return self._rebuild(store, now_s) if anew else self._follow(store, now_s)
             except (sqlite3.DatabaseError, FileNotFoundError) as why:
                 if isinstance(why, sqlite3.OperationalError) and "locked" in str(why):
                     raise
@@ -70,13 +83,19 @@ class HookFile:
             seq, epoch = file.execute("SELECT change_seq, epoch FROM helper").fetchone()
             with store.database.read() as connection:
                 latest, store_epoch = _position(connection)
-                if epoch != store_epoch or seq > latest:
+                names = self._site_names(connection)
+                if epoch != store_epoch or seq > latest or names != self._names:
                     return self._rebuild(store, now_s)  # workloads were removed, or it is another store's file
-                rows = list(_rows(connection, after=seq)) if latest > seq else []
+                rows = list(_rows(connection, names, after=seq)) if latest > seq else []
+                unmeasured = [(token,) for token in conduct.to_measure(connection)] if latest > seq else []
             with file:
                 file.execute("BEGIN IMMEDIATE")
                 file.executemany(_PUT, rows)
-                file.execute("UPDATE helper SET heartbeat_s = ?, change_seq = ?", (_seconds(now_s), latest))
+                file.executemany(_REMOVE, unmeasured)
+                file.execute(
+                    "UPDATE helper SET heartbeat_s = ?, change_seq = ?, gangs = ?",
+                    (_seconds(now_s), latest, int(self.gangs)),
+                )
             return len(rows)
 
     def _rebuild(self, store: Store, now_s: float | None) -> int:
@@ -89,18 +108,25 @@ class HookFile:
                 file.executescript((resource_dir("sql") / "hook.sql").read_text())
                 latest, epoch = _position(connection)
                 file.execute("BEGIN")
-                count = file.executemany(_PUT, _rows(connection, after=0)).rowcount
+                self._names = self._site_names(connection)
+                count = file.executemany(_PUT, _rows(connection, self._names, after=0)).rowcount
                 file.execute(
-                    "UPDATE helper SET heartbeat_s = ?, change_seq = ?, epoch = ?", (_seconds(now_s), latest, epoch)
+                    "UPDATE helper SET heartbeat_s = ?, change_seq = ?, epoch = ?, gangs = ?",
+                    (_seconds(now_s), latest, epoch, int(self.gangs)),
                 )
                 file.execute("COMMIT")
             _flush(temporary)
+            hand_over(temporary)
             # A journal left by a writer that died belongs to the old file and would spoil the new one.
             self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
             temporary.replace(self.path)
         finally:
             temporary.unlink(missing_ok=True)
         return max(count, 0)
+
+    def _site_names(self, connection: Connection) -> dict[str, str]:
+        names = own_names(self._site_models, reported_models(connection))
+        return {own: site for site, own in names.items()}
 
     def _connect(self, mode: str = "rw") -> sqlite3.Connection:
         if not self.path.exists():
@@ -129,20 +155,26 @@ def _position(connection: Connection) -> tuple[int, int]:
 
 # CROSS JOIN keeps SQLite from starting with the profiles: it would walk through all of them for one change.
 _CHANGED = text(
-    """SELECT w.token, w.owner_uid, p.cluster, p.mem_used_mib, w.mem_floor_mib, p.updated_s
-    FROM workload w CROSS JOIN profile p ON p.token = w.token
-    WHERE w.change_seq > :after AND p.cluster IS NOT NULL"""
+    """SELECT w.token, w.owner_uid, p.gpu_model, p.cluster, p.features, p.updated_s, c.cpus
+    FROM workload w CROSS JOIN profile p ON p.token = w.token LEFT JOIN cpu_curve c ON c.token = w.token
+    WHERE w.change_seq > :after AND p.cluster IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM remeasure m WHERE m.token = w.token)"""
 )
 
 
-def _rows(connection: Connection, after: int) -> Iterable[_Row]:
-    """Workloads that have a cluster and changed after a position; of several GPU models the latest comes last."""
+def _rows(connection: Connection, names: Mapping[str, str], after: int) -> Iterable[_Row]:
+    """Workloads that changed after a position and have a cluster on one of these models."""
     if after:
-        found: Iterable[Any] = sorted(connection.execute(_CHANGED, {"after": after}), key=lambda row: row.updated_s)
+        changed = connection.execute(_CHANGED, {"after": after})
+        found: Iterable[Any] = sorted(changed, key=lambda row: (row.token, row.updated_s))
     else:
         found = connection.execute(text(f"{_CHANGED.text} ORDER BY w.token, p.updated_s"), {"after": 0})
-    for row in found:
-        yield row.token, row.owner_uid, row.cluster, max(row.mem_used_mib, row.mem_floor_mib)
+    shared = (row for row in found if row.gpu_model in names)
+    for token, rows in groupby(shared, key=lambda row: row.token):
+        measured = list(rows)
+        here = (f"{names[row.gpu_model]}={row.cluster}/{gpus_in(row.features)}" for row in measured)
+        last = measured[-1]
+        yield token, last.owner_uid, last.cluster, ",".join(sorted(here)), last.cpus
 
 
 def _seconds(now_s: float | None) -> int:

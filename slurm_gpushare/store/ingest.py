@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,27 +22,42 @@ from sqlalchemy import delete, select
 
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.arrivals import Arrival, Inbox, Refusal, Spool
+from slurm_gpushare.store.arrivals import Arrival, Inbox, Refusal
+from slurm_gpushare.store.chunks import chunks
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
-from slurm_gpushare.store.intake import MODEL_PREFIX, Letter, insert_runs, letter, take_in
-from slurm_gpushare.store.settle import Settled, give_up, settle, waiting_jobs
+from slurm_gpushare.store.gpu_models import MODEL_PREFIX
+from slurm_gpushare.store.incoming import Spool, read_record
+from slurm_gpushare.store.intake import KeptRecord, insert_runs, take_in
+from slurm_gpushare.store.refine import Settled
+from slurm_gpushare.store.settle import give_up, settle, waiting_jobs
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.store.tags import JobTags
-from slurm_gpushare.telemetry.record import Kind, Scope, parse_record
+from slurm_gpushare.telemetry.record import RecordKind, Scope
+from slurm_gpushare.telemetry.record_json import parse_record
 from slurm_gpushare.telemetry.schema import RecordError
+from slurm_gpushare.tokens import OwnedToken
 
 log = logging.getLogger(__name__)
 
+TokenLookup = Callable[[Collection[int]], Mapping[int, OwnedToken]]
+"""Asks Slurm about jobs, in the queue and then in accounting. One that is absent is asked for again later."""
+
 BATCH = 1000
+MOST_A_RUN = 5000
+"""Records that one run takes in, so that a tick of the helper is never long; the rest waits for the next."""
+JOBS_ASKED_A_RUN = 5000
+USER_RECORDS_A_DAY = 200
+"""More of one user's own records are refused: a profile rests on nine."""
+_TOLD_A_RUN = 10
 _OPENERS, _PART = 4, 25
 _DAY_S = 86_400.0
 _GIVE_UP_S = 30 * _DAY_S
+_GIVE_UP_USERS_S = _DAY_S  # a user's own record names a job of that user's, which Slurm knows at once
 _STALE_S = 900.0  # thirty missed interim records: the sampler is gone
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 3600.0
 
 
 @dataclass(slots=True)
-class Summary:
+class IngestSummary:
     """What one call did."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -50,6 +65,8 @@ class Summary:
     restarts: list[str] = field(default_factory=list)
     waiting: int = 0
     """Jobs whose records wait until Slurm knows them."""
+    more: bool = False
+    """Whether there was more than one run takes in."""
 
 
 @dataclass(slots=True)
@@ -68,26 +85,41 @@ class Ingest:
         store: Store,
         spool_dir: Path,
         open_credential: OpenCredential,
-        job_tags: JobTags,
+        job_tags: TokenLookup,
         *,
         node_uids: Collection[int] = (0,),
         gpu_models: Collection[str] = (),
     ) -> None:
         """`node_uids` speak for nodes; users' records may name `gpu_models` and those that nodes have reported."""
         self._store = store
-        self._spool = Spool(spool_dir)
+        self._spool = Spool(spool_dir, node_uids)
         self._open = open_credential
         self._job_tags = job_tags
         self._node_uids = frozenset(node_uids)
         self._gpu_models = frozenset(gpu_models)
         self._patience: dict[int, _Patience] = {}
+        self._today = 0
+        self._by_user: Counter[int] = Counter()
 
-    def run(self, now_s: float | None = None) -> Summary:
-        """Take in everything that has arrived, then settle what can be settled."""
+    def run_all(self, now_s: float | None = None) -> IngestSummary:
+        """`run` until everything that has arrived is taken in."""
+        summary = self.run(now_s)
+        while summary.more:
+            following = self.run(now_s)
+            summary.counts.update(following.counts)
+            summary.restarts += following.restarts
+            summary.waiting, summary.more = following.waiting, following.more
+        return summary
+
+    def run(self, now_s: float | None = None) -> IngestSummary:
+        """Take in what has arrived, up to `MOST_A_RUN` records, then settle what can be settled."""
         now_s = time.time() if now_s is None else now_s
-        summary = Summary()
-        while arrived := self._arrived():
-            self._batch(arrived, now_s, summary)
+        summary = IngestSummary()
+        if self._today != int(now_s / _DAY_S):
+            self._today = int(now_s / _DAY_S)
+            self._by_user.clear()
+        self._take_files(now_s, summary)
+        self._take_inbox(now_s, summary)
         self._promote(now_s)
         settled = self._settle(now_s)
         summary.counts.update(settled.counts)
@@ -97,22 +129,41 @@ class Ingest:
             log.info("profile restarted: %s", line)
         return summary
 
-    def _arrived(self) -> list[Arrival | Refusal]:
-        files = self._spool.take(BATCH)
-        return files or list(Inbox(self._store.database).take(BATCH))
+    def _take_files(self, now_s: float, summary: IngestSummary) -> None:
+        paths = self._spool.look()
+        for some in chunks(paths[:MOST_A_RUN], BATCH):
+            arrived = [item for path in some if (item := read_record(path)) is not None]
+            if arrived:
+                self._batch(arrived, now_s, summary)
+        summary.more = len(paths) > MOST_A_RUN or not self._spool.all_seen
+        if summary.counts["rejected"]:
+            self._spool.prune_rejected()
+        removed, self._spool.counts = self._spool.counts, Counter()
+        if removed:
+            log.warning("spool: %s", ", ".join(f"{count} {_REMOVED[name]}" for name, count in sorted(removed.items())))
+            self._store.counters.add(removed)
+            summary.counts.update(removed)
 
-    def _batch(self, arrived: Sequence[Arrival | Refusal], now_s: float, summary: Summary) -> None:
+    def _take_inbox(self, now_s: float, summary: IngestSummary) -> None:
+        inbox, taken = Inbox(self._store.database), 0
+        while taken < MOST_A_RUN and (arrived := inbox.take(BATCH)):
+            self._batch(arrived, now_s, summary)
+            taken += len(arrived)
+        summary.more = summary.more or taken >= MOST_A_RUN
+
+    def _batch(self, arrived: Sequence[Arrival | Refusal], now_s: float, summary: IngestSummary) -> None:
         models, horizon_s = self._bounds()
         checked = [self._check(item, models, horizon_s, now_s) for item in self._opened(arrived)]
-        letters = [item for item in checked if isinstance(item, Letter)]
+        records = [item for item in checked if isinstance(item, KeptRecord)]
         refused = [item for item in checked if isinstance(item, Refusal)]
         ignored = checked.count(None)
         gone = [item.inbox_id for item, result in zip(arrived, checked, strict=True)
-                if item.inbox_id is not None and not isinstance(result, Letter)]  # fmt: skip
-        counts = take_in(self._store.database, letters, gone)
+                if item.inbox_id is not None and not isinstance(result, KeptRecord)]  # fmt: skip
+        counts = take_in(self._store.database, records, gone)
         counts.update(rejected=len(refused), ignored=ignored)
-        for refusal in refused:
-            log.warning("record rejected: %s: %s", refusal.path or "inbox", refusal.reason)
+        for number, refusal in enumerate(refused):
+            if number < _TOLD_A_RUN:
+                log.warning("record rejected: %s: %s", _shown(refusal.path), refusal.reason)
             if refusal.path is not None:
                 self._spool.reject(refusal.path, refusal.reason)
         for item, result in zip(arrived, checked, strict=True):
@@ -128,7 +179,7 @@ class Ingest:
 
     def _opened(self, arrived: Sequence[Arrival | Refusal]) -> list[tuple[Arrival, Sealed] | Refusal]:
         """The contents of credentials. Most of this is waiting for munged, so several threads wait at once."""
-        parts = [arrived[at : at + _PART] for at in range(0, len(arrived), _PART)]
+        parts = chunks(arrived, _PART)
         with ThreadPoolExecutor(_OPENERS) as pool:
             opened = pool.map(lambda part: [self._open_one(item) for item in part], parts)
             return [item for part in opened for item in part]
@@ -143,8 +194,8 @@ class Ingest:
 
     def _check(
         self, opened: tuple[Arrival, Sealed] | Refusal, models: frozenset[str], horizon_s: float, now_s: float
-    ) -> Letter | Refusal | None:
-        """A letter to keep, a refusal, or None for a record that is fine and of no use."""
+    ) -> KeptRecord | Refusal | None:
+        """A record to keep, a refusal, or None for a record that is fine and of no use."""
         if isinstance(opened, Refusal):
             return opened
         item, sealed = opened
@@ -162,11 +213,18 @@ class Ingest:
             reason = "ended in the future"
         elif record.end_s < horizon_s:
             reason = "older than what the store remembers"
+        elif not by_node and self._is_over_quota(sealed.uid):
+            reason = f"more than {USER_RECORDS_A_DAY} records of this user today"
         if reason:
             return Refusal(reason, item.path, item.inbox_id)
-        if not by_node and record.kind is Kind.INTERIM:
+        if not by_node and record.kind is RecordKind.INTERIM:
             return None
-        return letter(record, sealed.payload.decode("ascii").strip(), sealed.uid, by_node, item.inbox_id)
+        return KeptRecord.of(record, sealed.payload.decode("ascii").strip(), sealed.uid, by_node, item.inbox_id)
+
+    def _is_over_quota(self, uid: int) -> bool:
+        """Count one more record of a user's own, by the uid that munge has proven."""
+        self._by_user[uid] += 1
+        return self._by_user[uid] > USER_RECORDS_A_DAY
 
     def _promote(self, now_s: float) -> None:
         """A sampler that died left no final record: its last interim one then speaks for the run."""
@@ -176,7 +234,9 @@ class Ingest:
                 return
         with self._store.database.write() as connection:
             rows = connection.execute(select(i).where(i.c.at_s < now_s - _STALE_S).limit(BATCH)).all()
-            insert_runs(connection, [letter(parse_record(row.body), row.body, row.author_uid, True) for row in rows])
+            insert_runs(
+                connection, [KeptRecord.of(parse_record(row.body), row.body, row.author_uid, True) for row in rows]
+            )
             for row in rows:
                 key = (i.c.job_id == row.job_id, i.c.node == row.node, i.c.gpu_index == row.gpu_index)
                 connection.execute(delete(i).where(*key))
@@ -188,7 +248,7 @@ class Ingest:
         if not jobs:
             self._patience.clear()
             return Settled()
-        due = [job for job in jobs if self._patience.get(job, _Patience()).next_s <= now_s]
+        due = [job for job in jobs if self._patience.get(job, _Patience()).next_s <= now_s][:JOBS_ASKED_A_RUN]
         try:
             tags = self._job_tags(due) if due else {}
         except GpushareError as why:
@@ -200,5 +260,18 @@ class Ingest:
         for job in waiting & set(due):
             state = self._patience.setdefault(job, _Patience())
             state.next_s, state.wait_s = now_s + state.wait_s, min(2 * state.wait_s, _LONGEST_WAIT_S)
-        give_up(database, now_s - _GIVE_UP_S)
+        give_up(database, now_s - _GIVE_UP_S, now_s - _GIVE_UP_USERS_S)
         return settled
+
+
+_REMOVED = {
+    "excess": "files removed unread: their users have too many waiting",
+    "unkept": "rejected files removed",
+    "stray": "strays removed",
+    "stuck": "entries that cannot be removed ('gpushare doctor' names them)",
+}
+
+
+def _shown(path: Path | None) -> str:
+    """A file's name for the log. It is the user's: short, and without anything that a terminal would obey."""
+    return "inbox" if path is None else ascii(path.name[:60])

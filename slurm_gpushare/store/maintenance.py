@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections import Counter
@@ -12,14 +11,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, inspect, or_, select
 
+from slurm_gpushare.atomic_files import replacing
 from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.ownership import hand_over
 from slurm_gpushare.store import counters, schema
+from slurm_gpushare.store.chunks import chunks
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
-from slurm_gpushare.store.database import Database, StoreError
-from slurm_gpushare.store.migrate import known_migrations, store_version
+from slurm_gpushare.store.database import Database, StoreError, sqlite_path
+from slurm_gpushare.store.migrate import known_migrations, migrate, store_version
 from slurm_gpushare.store.store import Store
-
-_CHUNK = 500
 
 
 def problems(database: Database) -> list[str]:
@@ -68,40 +68,88 @@ def backup(database: Database, target: Path) -> None:
         raise BadInput(f"{database.where}: only an SQLite store is copied this way", "Use mariadb-dump.")
     if target.exists():
         raise BadInput(f"{target}: exists already", "Name another file, or remove it.")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        with closing(sqlite3.connect(database.path)) as source, closing(sqlite3.connect(temporary)) as copy:
+        with (
+            replacing(target, 0o600, sync=True) as draft,
+            closing(sqlite3.connect(database.path)) as source,
+            closing(sqlite3.connect(draft)) as copy,
+        ):
             source.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # one file, not three
-        temporary.rename(target)
     except sqlite3.Error as why:
         raise StoreError(f"{target}: the copy failed: {why}") from why
     except OSError as why:
         raise GpushareError(f"{target}: cannot be written: {why.strerror}") from why
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def prune(store: Store, before_s: float) -> Counter[str]:
+def restore(url: str, source: Path, now_s: float | None = None) -> Path | None:
+    """Make the copy `source` the store again, brought to this release's schema. Nobody else may use it meanwhile.
+
+    What was there is kept beside it under another name, which is returned; None if there was nothing.
+    """
+    path = store_path(url)
+    with replacing(path, 0o600, sync=True) as draft:
+        _copy_sound(source, draft)
+        hand_over(draft)
+        with closing(Database(f"sqlite:///{draft}", must_exist=True)) as database:
+            migrate(database)
+        with closing(sqlite3.connect(draft)) as new:
+            new.execute("PRAGMA journal_mode=DELETE")
+        aside = _set_aside(path, int(time.time() if now_s is None else now_s))
+    return aside  # noqa: RET504 - only after the rename that ends the block
+
+
+def _copy_sound(source: Path, draft: Path) -> None:
+    """Copy a store that is sound; BadInput for anything else."""
+    try:
+        reading = f"{source.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(reading, uri=True)) as old, closing(sqlite3.connect(draft)) as new:
+            old.backup(new)
+            lines = [line for (line,) in new.execute("PRAGMA integrity_check(5)")]
+            new.execute("SELECT max(version) FROM schema_version").fetchone()
+    except sqlite3.Error as why:
+        raise BadInput(f"{source}: not a sound copy of a store: {why}") from why
+    if lines != ["ok"]:
+        raise BadInput(f"{source}: not a sound copy of a store: {lines[0]}")
+
+
+def store_path(url: str) -> Path:
+    """The file of an SQLite store; BadInput for a network database."""
+    path = sqlite_path(url)
+    if path is None:
+        raise BadInput("only an SQLite store is restored this way", "Restore a database server's with its own tools.")
+    return path
+
+
+def _set_aside(path: Path, now_s: int) -> Path | None:
+    kept = path.with_name(f"{path.name}.before-{now_s}")
+    for suffix in ("-shm", "-wal", ""):  # the journal belongs to the file that it is beside
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(kept.with_name(kept.name + suffix))
+    return kept if kept.exists() else None
+
+
+def prune(store: Store, before_s: float, *, dry_run: bool = False) -> Counter[str]:
     """Forget runs, decisions, observations and sharing that ended before `before_s`, and workloads unused since.
 
-    Records from before are refused from then on, because their ids are forgotten too.
+    Records from before are refused from then on, because their ids are forgotten too. A dry run only counts.
     """
     if before_s > time.time():
         raise BadInput("prune: that time has not come yet")
     removed: Counter[str] = Counter()
-    with store.database.write() as connection:
-        horizon = max(counters.get(connection, counters.PRUNED_BEFORE), int(before_s))
-        counters.put(connection, counters.PRUNED_BEFORE, horizon)
-    removed["workload"] = _prune_workloads(store.database, before_s)
-    removed["run"] = _prune_runs(store.database, before_s)
+    if not dry_run:
+        with store.database.write() as connection:
+            horizon = max(counters.get(connection, counters.PRUNED_BEFORE), int(before_s))
+            counters.put(connection, counters.PRUNED_BEFORE, horizon)
+    removed["workload"] = _prune_workloads(store.database, before_s, dry_run)
+    removed["run"] = _prune_runs(store.database, before_s, dry_run)
     for table, column, key in _DATED:
         old = table.c[column] < before_s
         # SQLite may give the highest id again once its row is gone, and learners count on growing ones.
         keep = [table.c.id < select(func.max(table.c.id)).scalar_subquery()] if key == "id" else []
-        removed[table.name] = _remove(store.database, table, key, select(table.c[key]).where(old, *keep), old)
-    if store.database.is_sqlite:
+        removed[table.name] = _remove(store.database, table, key, select(table.c[key]).where(old, *keep), old, dry_run)
+    if store.database.is_sqlite and not dry_run:
         with store.database.engine.connect() as raw:
             raw.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     return +removed
@@ -113,24 +161,33 @@ _DATED = (
     (schema.decision, "at_s", "id"),
     (schema.sharing, "end_s", "id"),
     (schema.observation, "at_s", "id"),
+    (schema.strike, "at_s", "id"),
+    (schema.broken_promise, "at_s", "id"),
 )
 
 
 def _remove(
-    database: Database, table: Table, key: str, query: Select[Any], condition: ColumnElement[bool] | None = None
+    database: Database,
+    table: Table,
+    key: str,
+    query: Select[Any],
+    condition: ColumnElement[bool] | None = None,
+    dry_run: bool = False,
 ) -> int:
     """Delete the rows whose key `query` finds, in pieces, so that the helper gets its turn in between."""
     count = 0
     with database.read() as connection:
         keys = sorted(set(connection.scalars(query)))
-    for at in range(0, len(keys), _CHUNK):
-        where = [table.c[key].in_(keys[at : at + _CHUNK]), *([] if condition is None else [condition])]
+    if dry_run:
+        return len(keys)
+    for some in chunks(keys):
+        where = [table.c[key].in_(some), *([] if condition is None else [condition])]
         with database.write() as connection:
             count += connection.execute(delete(table).where(*where)).rowcount
     return count
 
 
-def _prune_runs(database: Database, before_s: float) -> int:
+def _prune_runs(database: Database, before_s: float, dry_run: bool) -> int:
     """Old runs go, except those that a profile still rests on."""
     r = schema.run.c
     place = func.row_number().over(partition_by=(r.token, r.gpu_model, r.generation), order_by=r.id.desc())
@@ -144,13 +201,13 @@ def _prune_runs(database: Database, before_s: float) -> int:
     old = select(ranked.id).where(
         ranked.end_s < before_s, or_(ranked.state != "counted", ranked.place > REMEMBERED_RUNS, ~in_use)
     )
-    count = _remove(database, schema.run, "id", old)
+    count = _remove(database, schema.run, "id", old, dry_run=dry_run)
     d = schema.run_detail
-    _remove(database, d, "id", select(d.c.id).where(d.c.id.not_in(select(r.id))))
+    _remove(database, d, "id", select(d.c.id).where(d.c.id.not_in(select(r.id))), dry_run=dry_run)
     return count
 
 
-def _prune_workloads(database: Database, before_s: float) -> int:
+def _prune_workloads(database: Database, before_s: float, dry_run: bool) -> int:
     """Tokens without a run since then are forgotten, with all that was learned of them."""
     w, p, r = schema.workload.c, schema.profile.c, schema.run.c
     unused = select(w.token).where(
@@ -160,21 +217,13 @@ def _prune_workloads(database: Database, before_s: float) -> int:
     )
     with database.read() as connection:
         tokens = set(connection.scalars(unused))
-        names = list(connection.scalars(select(schema.knowledge.c.name)))
-    if not tokens:
-        return 0
-    chosen = sorted(tokens)
-    for at in range(0, len(chosen), _CHUNK):
-        chunk = chosen[at : at + _CHUNK]
+    if dry_run or not tokens:
+        return len(tokens)
+    for chunk in chunks(sorted(tokens)):
         with database.write() as connection:
             for table, column in _BY_TOKEN:
                 connection.execute(delete(table).where(table.c[column].in_(chunk)))
             counters.add(connection, {counters.HOOK_EPOCH: 1})
-    documents = [name for name in names if name.rpartition("/")[2] in tokens]
-    with database.write() as connection:
-        for at in range(0, len(documents), _CHUNK):
-            where = schema.knowledge.c.name.in_(documents[at : at + _CHUNK])
-            connection.execute(delete(schema.knowledge).where(where))
     return len(tokens)
 
 
@@ -182,5 +231,7 @@ _BY_TOKEN = (
     (schema.profile, "token"),
     (schema.never_pair, "token_a"),
     (schema.never_pair, "token_b"),
+    (schema.remeasure, "token"),
+    (schema.cpu_curve, "token"),
     (schema.workload, "token"),
 )

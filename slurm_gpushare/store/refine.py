@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, dist, log, sqrt
 from statistics import fmean, median
@@ -14,12 +14,13 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from slurm_gpushare.store import schema
+from slurm_gpushare.store.chunks import chunks, delete_in, select_in
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
+from slurm_gpushare.store.conduct import marks, measured
 from slurm_gpushare.store.counters import next_change
 from slurm_gpushare.store.database import insert_many
 from slurm_gpushare.store.workloads import LOG_DURATION, touch
 
-_CHUNK = 200
 _Key = tuple[str, str]  # token, GPU model
 
 
@@ -31,6 +32,7 @@ class RunNumbers:
     token: str
     gpu_model: str
     by_node: bool
+    start_s: float
     elapsed_s: float
     never_shared: bool
     features: Numbers
@@ -42,6 +44,7 @@ class RunNumbers:
             token=token,
             gpu_model=row.gpu_model,
             by_node=bool(row.by_node),
+            start_s=row.start_s,
             elapsed_s=row.end_s - row.start_s,
             never_shared=row.shared_s == 0,
             features=json.loads(row.features),
@@ -49,11 +52,17 @@ class RunNumbers:
 
 
 @dataclass(slots=True)
-class Refined:
-    """What new runs did to profiles."""
+class Settled:
+    """What became of waiting runs."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    """``counted``, ``kept``, ``untokened``, ``foreign``, ``outranked``, ``restarted``."""
     restarts: list[str] = field(default_factory=list)
+    """One line for each profile that a run much unlike the earlier ones started anew."""
+
+    def add(self, other: Settled) -> None:
+        self.counts.update(other.counts)
+        self.restarts.extend(other.restarts)
 
 
 @dataclass(slots=True)
@@ -63,7 +72,10 @@ class _State:
     generation: int = 1
     count: int = 0
     runs: list[RunNumbers] = field(default_factory=list)
-    """The latest of them."""
+    """The latest of them, of nodes and of users."""
+    anew_since_s: int | None = None
+    """The token must be measured anew, by a run that begins later."""
+    measured_anew: bool = False
     restarted_s: int | None = None
     exists: bool = False
     changed: bool = False
@@ -71,10 +83,20 @@ class _State:
     cluster: tuple[int | None, int | None] = (None, None)
     mem_used_mib: float = 0.0
 
+    def vouched(self) -> list[RunNumbers]:
+        """The latest runs that a node vouches for."""
+        return [run for run in self.runs if run.by_node][-REMEMBERED_RUNS:]
 
-def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Refined:
+    def basis(self) -> list[RunNumbers]:
+        """The runs that the profile is combined from: users' own are never more than those of nodes."""
+        vouched = self.vouched()
+        own = [run for run in self.runs if not run.by_node]
+        return vouched + own[max(0, len(own) - len(vouched)) :]
+
+
+def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Settled:
     """Add `fresh` runs, in order, to their profiles."""
-    result = Refined()
+    result = Settled()
     states = _load(connection, {(run.token, run.gpu_model) for run in fresh})
     verdicts: list[dict[str, Any]] = []
     now_s = int(time.time())
@@ -85,31 +107,42 @@ def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Refined:
                          "b_generation": state.generation if counted else None})  # fmt: skip
     _mark(connection, verdicts)
     _save(connection, {key: state for key, state in states.items() if state.changed}, now_s)
+    measured(connection, {token for (token, _), state in states.items() if state.measured_anew})
     _save_memory(connection, {key: s for key, s in states.items() if s.memory_grew and not s.changed})
     result.counts.update("counted" if v["b_generation"] else "kept" for v in verdicts)
     return result
 
 
-def uncount(connection: Connection, run_ids: Sequence[int]) -> None:
+def uncount(connection: Connection, run_ids: Collection[int]) -> None:
     """Take runs out of the number of runs that their profiles rest on, before they are replaced or outranked."""
     p, r = schema.profile, schema.run.c
-    for at in range(0, len(run_ids), _CHUNK):
-        chunk = run_ids[at : at + _CHUNK]
-        query = select(r.token, r.gpu_model, r.generation).where(r.id.in_(chunk), r.state == "counted")
-        for row in connection.execute(query).all():
-            same = (p.c.token == row.token, p.c.gpu_model == row.gpu_model, p.c.generation == row.generation)
-            connection.execute(update(p).where(*same).values(runs=p.c.runs - 1))
+    counted = select(r.token, r.gpu_model, r.generation).where(r.state == "counted")
+    for row in select_in(connection, counted, r.id, run_ids):
+        same = (p.c.token == row.token, p.c.gpu_model == row.gpu_model, p.c.generation == row.generation)
+        connection.execute(update(p).where(*same).values(runs=p.c.runs - 1))
 
 
-def _add(state: _State, run: RunNumbers, now_s: int, result: Refined) -> bool:
+def forget_runs(connection: Connection, run_ids: Collection[int]) -> None:
+    """Remove runs with their numbers."""
+    delete_in(connection, schema.run_detail.c.id, run_ids)
+    delete_in(connection, schema.run.c.id, run_ids)
+
+
+def _add(state: _State, run: RunNumbers, now_s: int, result: Settled) -> bool:
     mem_mib = run.features.get("mem_used_mib", 0.0)
     if state.exists and mem_mib > state.mem_used_mib:
-        # A peak is a peak, beside a neighbour too.
+        # Shared runs also raise the memory peak.
         state.mem_used_mib, state.memory_grew = mem_mib, True
-    earlier = [item.features for item in state.runs[-REMEMBERED_RUNS:]]
+    earlier = [item.features for item in state.vouched()]
     if not describes_alone(run.features) or not run.gpu_model or is_brief(earlier, run.features):
         return False
-    if reason := unlike(earlier, run.features):
+    reason = unlike(earlier, run.features)
+    if not run.by_node and (reason or not earlier):
+        return False  # a user's own record can only refine a profile that nodes have measured
+    if run.by_node and state.anew_since_s is not None and run.never_shared and run.start_s >= state.anew_since_s:
+        state.measured_anew, state.anew_since_s = True, None
+        reason = reason or "a job was past its profile"
+    if reason:
         state.generation += 1
         state.count = 0
         state.runs.clear()
@@ -126,8 +159,7 @@ def _add(state: _State, run: RunNumbers, now_s: int, result: Refined) -> bool:
 def _load(connection: Connection, keys: set[_Key]) -> dict[_Key, _State]:
     states = {key: _State() for key in keys}
     p, tokens = schema.profile.c, sorted({token for token, _ in keys})
-    for at in range(0, len(tokens), _CHUNK):
-        chunk = tokens[at : at + _CHUNK]
+    for chunk in chunks(tokens):
         query = select(
             p.token, p.gpu_model, p.generation, p.runs, p.restarted_s, p.cluster, p.model_version, p.mem_used_mib
         ).where(p.token.in_(chunk))
@@ -141,13 +173,16 @@ def _load(connection: Connection, keys: set[_Key]) -> dict[_Key, _State]:
             state = states.get((row.token, row.gpu_model))
             if state is not None:
                 state.runs.append(RunNumbers.of(row, row.token))
+    since_s = marks(connection, tokens)
+    for (token, _), state in states.items():
+        state.anew_since_s = since_s.get(token)
     return states
 
 
 def _earlier() -> Select[Any]:
     """The latest runs that the profiles of some tokens rest on, oldest first."""
     r, p, d = schema.run.c, schema.profile.c, schema.run_detail.c
-    place = func.row_number().over(partition_by=(r.token, r.gpu_model), order_by=r.id.desc())
+    place = func.row_number().over(partition_by=(r.token, r.gpu_model, r.by_node), order_by=r.id.desc())
     same = (r.token == p.token) & (r.gpu_model == p.gpu_model) & (r.generation == p.generation)
     latest = (
         select(r.id, r.token, r.gpu_model, r.by_node, r.start_s, r.end_s, r.shared_s, place.label("place"))
@@ -206,7 +241,7 @@ def _log_scatter(elapsed_s: Sequence[float]) -> dict[str, float]:
 
 
 def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
-    runs = state.runs[-REMEMBERED_RUNS:]
+    runs = state.basis()
     combined = combine([run.features for run in runs])
     elapsed = [run.elapsed_s for run in runs if run.by_node and run.never_shared]
     cluster, version = state.cluster  # the old one holds until the helper has assigned the new one

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, delete, select
+from sqlalchemy import Row, Select, delete, select
 
 from slurm_gpushare.store import schema
+from slurm_gpushare.store.chunks import select_in
 from slurm_gpushare.store.database import Database
-from slurm_gpushare.telemetry.record import Record, parse_record
-
-_CHUNK = 500
+from slurm_gpushare.telemetry.figures import RunFigures
+from slurm_gpushare.telemetry.record import Record
+from slurm_gpushare.telemetry.record_json import parse_record
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """One whole run of a workload. `record` is read only on demand: see `Runs.record`."""
 
     id: int
@@ -43,20 +45,49 @@ class Runs:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def of_token(self, token: str) -> list[Run]:
-        """The token's runs, oldest first; those that a node's record outranks are left out."""
-        return list(self._read(_KNOWN.where(_r.token == token).order_by(_r.id)))
+    def of_tokens(self, tokens: Collection[str], since_s: float = 0.0) -> list[StoredRun]:
+        """The runs of these tokens that ended at `since_s` or later, oldest first.
 
-    def of_job(self, job_id: int) -> list[Run]:
+        Those that a node's record outranks are left out.
+        """
+        with self._db.read() as connection:
+            found = list(map(_run, select_in(connection, _KNOWN.where(_r.end_s >= since_s), _r.token, tokens)))
+        return sorted(found, key=lambda run: (run.end_s, run.id))
+
+    def of_job(self, job_id: int) -> list[StoredRun]:
         return list(self._read(_KNOWN.where(_r.job_id == job_id).order_by(_r.id)))
 
-    def after(self, last_seq: int) -> Iterator[Run]:
+    def after(self, last_seq: int) -> Iterator[StoredRun]:
         """Runs whose `settled_seq` is later than `last_seq`: what a learner has not seen yet."""
         return self._read(_KNOWN.where(_r.settled_seq > last_seq).order_by(_r.settled_seq, _r.id))
 
-    def between(self, start_s: float, end_s: float) -> Iterator[Run]:
+    def between(self, start_s: float, end_s: float) -> Iterator[StoredRun]:
         """Runs that ended in a period."""
         return self._read(_KNOWN.where(_r.end_s >= start_s, _r.end_s < end_s).order_by(_r.end_s))
+
+    def figures_between(self, start_s: float, end_s: float) -> dict[int, RunFigures]:
+        """The means that reports add up, of runs that ended in a period, by SLURM_JOB_ID."""
+        detail = schema.run_detail.c
+        query = (
+            select(_r.job_id, _r.gpu_model, _r.alone_s, _r.shared_s, detail.features)
+            .join_from(schema.run, schema.run_detail, _r.id == detail.id)
+            .where(_r.state.in_(("counted", "kept")), _r.end_s >= start_s, _r.end_s < end_s)
+            .order_by(_r.by_node)  # what a node says counts more than what its user says
+        )
+        found: dict[int, RunFigures] = {}
+        with self._db.read() as connection:
+            for row in connection.execute(query):
+                features = json.loads(row.features or "{}")
+                found[row.job_id] = RunFigures(
+                    gpu_model=row.gpu_model,
+                    measured_s=row.alone_s + row.shared_s,
+                    gpu_busy_pct=features.get("gpu_util_mean_pct"),
+                    cpu_cores=None if (cpu_pct := features.get("job_cpu_pct_mean")) is None else cpu_pct / 100.0,
+                    power_w=features.get("power_w_mean"),
+                    alone_s=row.alone_s,
+                    shared_s=row.shared_s,
+                )
+        return found
 
     def record(self, run_id: int) -> Record | None:
         """All numbers of a run; None once they were pruned."""
@@ -64,10 +95,13 @@ class Runs:
             body = connection.scalar(select(schema.run_detail.c.body).where(schema.run_detail.c.id == run_id))
         return None if body is None else parse_record(body)
 
-    def _read(self, query: Select[Any]) -> Iterator[Run]:
+    def _read(self, query: Select[Any]) -> Iterator[StoredRun]:
         with self._db.read() as connection:
-            for row in connection.execute(query):
-                yield Run(**{**row._mapping, "by_node": bool(row.by_node)})
+            yield from map(_run, connection.execute(query))
+
+
+def _run(row: Row[Any]) -> StoredRun:
+    return StoredRun(**{**row._mapping, "by_node": bool(row.by_node)})
 
 
 _r = schema.run.c
@@ -77,7 +111,7 @@ _KNOWN: Select[Any] = select(
 ).where(_r.state.in_(("counted", "kept")))  # fmt: skip
 
 
-class Live:
+class InterimRecords:
     """``store.live``: the latest interim record of each running job, and heartbeats."""
 
     def __init__(self, database: Database) -> None:
@@ -85,13 +119,11 @@ class Live:
 
     def of_jobs(self, job_ids: Collection[int]) -> dict[int, Record]:
         """The latest interim record by job; a job without one is absent."""
-        i, wanted = schema.interim.c, sorted(job_ids)
-        found: dict[int, Record] = {}
+        i = schema.interim.c
+        query = select(i.job_id, i.body).order_by(i.at_s)
         with self._db.read() as connection:
-            for at in range(0, len(wanted), _CHUNK):
-                query = select(i.job_id, i.body).where(i.job_id.in_(wanted[at : at + _CHUNK])).order_by(i.at_s)
-                found.update((row.job_id, parse_record(row.body)) for row in connection.execute(query))
-        return found
+            found = select_in(connection, query, i.job_id, job_ids)
+            return {row.job_id: parse_record(row.body) for row in found}
 
     def since(self, at_s: float) -> list[Record]:
         """Interim records made at `at_s` or later."""

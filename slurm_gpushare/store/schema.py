@@ -61,9 +61,21 @@ sharing = _table(
     "sharing", "id",
     id=Integer, resident_job=BigInteger, guest_job=BigInteger, resident_token=_TOKEN, guest_token=_TOKEN, node=_NODE,
     gpu_index=Integer, gpu_model=_MODEL, start_s=BigInteger, end_s=BigInteger, resident_rate=Double, guest_rate=Double,
-    resident_rate_seen=Double, guest_rate_seen=Double,
+    resident_rate_seen=Double, guest_rate_seen=Double, gpus=Integer, paused_s=BigInteger,
 )  # fmt: skip
 never_pair = _table("never_pair", "token_a token_b", token_a=_TOKEN, token_b=_TOKEN, at_s=BigInteger)
+remeasure = _table("remeasure", "token", token=_TOKEN, since_s=BigInteger)
+cpu_curve = _table("cpu_curve", "token", token=_TOKEN, cpus=Integer, at_s=BigInteger, points=Text)
+strike = _table(
+    "strike", "id",
+    id=Integer, at_s=BigInteger, uid=BigInteger, token=_TOKEN, job_id=BigInteger, partner_job=BigInteger,
+    feature=String(40), seen=Double, profiled=Double,
+)  # fmt: skip
+broken_promise = _table(
+    "broken_promise", "id",
+    id=Integer, at_s=BigInteger, job_id=BigInteger, uid=BigInteger, by_job=BigInteger, by_uid=BigInteger, node=_NODE,
+    gpu_index=Integer, promised_pct=Double, slowed_pct=Double,
+)  # fmt: skip
 heartbeat = _table("heartbeat", "name", name=String(32), at_s=BigInteger)
 counter = _table("counter", "name", name=String(32), value=BigInteger)
 schema_version = _table("schema_version", "version", version=Integer, name=String(80), applied_s=BigInteger)

@@ -6,75 +6,63 @@ a job without a token took no part, so nothing of it is kept; a record for someb
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, and_, func, or_, select, update
 
 from slurm_gpushare.store import counters, schema
+from slurm_gpushare.store.chunks import chunks, select_in
+from slurm_gpushare.store.cpu_curves import keep_curves
 from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.refine import RunNumbers, refine, uncount
-from slurm_gpushare.store.tags import JobTag
-from slurm_gpushare.store.workloads import claim
-from slurm_gpushare.tokens import TOKEN
+from slurm_gpushare.store.refine import RunNumbers, Settled, forget_runs, refine, uncount
+from slurm_gpushare.store.workloads import TOKENS_A_USER, claim, owners_of
+from slurm_gpushare.tokens import TOKEN, OwnedToken
 
-_CHUNK = 900  # parameters of one IN (...): SQLite before 3.32 takes 999
-
-
-@dataclass(slots=True)
-class Settled:
-    """What became of waiting runs."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """``counted``, ``kept``, ``untokened``, ``foreign``, ``outranked``, ``restarted``."""
-    restarts: list[str] = field(default_factory=list)
-    """One line for each profile that a run much unlike the earlier ones started anew."""
-
-    def add(self, other: Settled) -> None:
-        self.counts.update(other.counts)
-        self.restarts.extend(other.restarts)
+OWN_RECORDS_A_RUN = 5000
 
 
 def waiting_jobs(database: Database) -> list[int]:
-    """Jobs of runs that wait for their tag."""
+    """Jobs of runs that wait for their tag: those that a node reported first, then users' own."""
     r = schema.run.c
+    by_node = func.max(r.by_node)
+    query = select(r.job_id).where(r.state == "waiting").group_by(r.job_id).order_by(by_node.desc(), r.job_id)
     with database.read() as connection:
-        return list(connection.scalars(select(r.job_id).where(r.state == "waiting").distinct().order_by(r.job_id)))
+        return list(connection.scalars(query))
 
 
-def settle(database: Database, tags: Mapping[int, JobTag]) -> Settled:
+def settle(database: Database, tags: Mapping[int, OwnedToken]) -> Settled:
     """Settle the waiting runs of the jobs in `tags`, and users' runs that name their token themselves."""
     result = Settled()
     # By token, so that a profile changes once for all of its new runs; then by job, since the first owns the token.
     jobs = sorted(tags, key=lambda job: (tags[job].token or "", job))
-    for at in range(0, len(jobs), _CHUNK):
-        chunk = jobs[at : at + _CHUNK]
+    for chunk in chunks(jobs):
         with database.write() as connection:
             result.add(_settle(connection, _waiting(connection, schema.run.c.job_id.in_(chunk)), tags))
     with database.write() as connection:
-        result.add(_settle(connection, _waiting(connection, schema.run.c.token.is_not(None)), tags))
+        own = _waiting(connection, schema.run.c.token.is_not(None), limit=OWN_RECORDS_A_RUN)
+        result.add(_settle(connection, own, tags))
     return result
 
 
-def give_up(database: Database, ended_before_s: float) -> int:
+def give_up(database: Database, ended_before_s: float, users_before_s: float) -> int:
     """Stop asking Slurm about jobs that it has not known for long; their runs are kept as ``unresolved``."""
     r = schema.run
+    late = or_(r.c.end_s < ended_before_s, and_(r.c.by_node == 0, r.c.end_s < users_before_s))
     with database.write() as connection:
-        old = update(r).where(r.c.state == "waiting", r.c.end_s < ended_before_s).values(state="unresolved")
+        old = update(r).where(r.c.state == "waiting", late).values(state="unresolved")
         count = connection.execute(old).rowcount
         counters.add(connection, {"unresolved": count} if count else {})
     return count
 
 
-def _waiting(connection: Connection, condition: Any) -> Sequence[Any]:
+def _waiting(connection: Connection, condition: Any, limit: int | None = None) -> Sequence[Any]:
     r = schema.run.c
     query = select(r.id, r.by_node, r.author_uid, r.token, r.job_id).where(r.state == "waiting", condition)
-    return connection.execute(query.order_by(r.job_id, r.by_node.desc(), r.id)).all()
+    return connection.execute(query.order_by(r.job_id, r.by_node.desc(), r.id).limit(limit)).all()
 
 
-def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, JobTag]) -> Settled:
+def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, OwnedToken]) -> Settled:
     result = Settled()
     if not rows:
         return result
@@ -87,30 +75,34 @@ def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, JobT
             result.counts[claimed] += 1
         elif claimed is not None:
             claims[row.id] = claimed
+    vouched = {row.id for row in rows if row.by_node}
     asked: dict[str, int] = {}
-    for token, uid in claims.values():
-        asked.setdefault(token, uid)
-    owners = claim(connection, asked)
+    for run_id, (token, uid) in claims.items():
+        if run_id in vouched:
+            asked.setdefault(token, uid)
+    # A token becomes somebody's by a job that Slurm ran, never by a record that a user wrote.
+    owners = claim(connection, asked, TOKENS_A_USER) | owners_of(
+        connection, {token for token, _ in claims.values()} - asked.keys()
+    )
     accepted: dict[int, str] = {}
     for run_id, (token, uid) in claims.items():
-        if owners[token] == uid:
+        if owners.get(token) == uid:
             accepted[run_id] = token
         else:
             dropped.append(run_id)
             result.counts["foreign"] += 1
-    _drop(connection, dropped)
+    forget_runs(connection, dropped)
+    keep_curves(connection, {run_id: token for run_id, token in accepted.items() if run_id not in vouched})
     outranked = _outranked(connection, [row for row in rows if row.id in accepted], accepted)
     result.counts["outranked"] += len(outranked)
     _outrank(connection, outranked, accepted)
     fresh = _numbers(connection, {run_id: token for run_id, token in accepted.items() if run_id not in outranked})
-    refined = refine(connection, fresh)
-    result.counts.update(refined.counts)
-    result.restarts.extend(refined.restarts)
+    result.add(refine(connection, fresh))
     counters.add(connection, {name: count for name, count in result.counts.items() if count})
     return result
 
 
-def _claimed(row: Any, tag: JobTag | None) -> tuple[str, int] | str | None:
+def _claimed(row: Any, tag: OwnedToken | None) -> tuple[str, int] | str | None:
     """Token and claimant of a run, or why it counts nowhere, or None while it must wait."""
     if row.token is not None:  # a user's own record says which of the user's workloads it is
         return row.token, row.author_uid
@@ -126,19 +118,17 @@ def _claimed(row: Any, tag: JobTag | None) -> tuple[str, int] | str | None:
 def _outranked(connection: Connection, rows: Sequence[Any], tokens: Mapping[int, str]) -> set[int]:
     """Users' runs for which a node's record of the same job and token exists, in this batch or before."""
     r = schema.run.c
-    jobs = sorted({row.job_id for row in rows})
-    query = select(r.id, r.job_id, r.token, r.by_node).where(
-        r.job_id.in_(jobs), r.state.in_(("counted", "kept")), r.token.is_not(None)
-    )
+    query = select(r.id, r.job_id, r.token, r.by_node).where(r.state.in_(("counted", "kept")), r.token.is_not(None))
     here = [(row.id, (row.job_id, tokens[row.id]), row.by_node) for row in rows]
-    here += [(row.id, (row.job_id, row.token), row.by_node) for row in connection.execute(query)] if jobs else []
+    found = select_in(connection, query, r.job_id, {row.job_id for row in rows})
+    here += [(row.id, (row.job_id, row.token), row.by_node) for row in found]
     vouched = {key for _, key, by_node in here if by_node}
     return {run_id for run_id, key, by_node in here if not by_node and key in vouched}
 
 
 def _outrank(connection: Connection, run_ids: Collection[int], tokens: Mapping[int, str]) -> None:
     r = schema.run
-    uncount(connection, sorted(run_ids))
+    uncount(connection, run_ids)
     for run_id in run_ids:
         values = {"state": "outranked", "generation": None, **({"token": tokens[run_id]} if run_id in tokens else {})}
         connection.execute(update(r).where(r.c.id == run_id).values(values))
@@ -150,16 +140,5 @@ def _numbers(connection: Connection, tokens: Mapping[int, str]) -> list[RunNumbe
     query = select(r.id, r.gpu_model, r.by_node, r.start_s, r.end_s, r.shared_s, d.features).join_from(
         schema.run, schema.run_detail, r.id == d.id
     )
-    found: list[RunNumbers] = []
-    ids = sorted(tokens)
-    for at in range(0, len(ids), _CHUNK):
-        rows = connection.execute(query.where(r.id.in_(ids[at : at + _CHUNK])).order_by(r.id)).all()
-        found.extend(RunNumbers.of(row, tokens[row.id]) for row in rows)
-    return found
-
-
-def _drop(connection: Connection, run_ids: Sequence[int]) -> None:
-    for at in range(0, len(run_ids), _CHUNK):
-        chunk = run_ids[at : at + _CHUNK]
-        connection.execute(delete(schema.run_detail).where(schema.run_detail.c.id.in_(chunk)))
-        connection.execute(delete(schema.run).where(schema.run.c.id.in_(chunk)))
+    rows = select_in(connection, query.order_by(r.id), r.id, tokens)
+    return [RunNumbers.of(row, tokens[row.id]) for row in rows]

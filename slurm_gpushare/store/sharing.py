@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, or_, select, update
+from sqlalchemy import Select, bindparam, delete, or_, select, update
 
+from slurm_gpushare.history import Span as Span
 from slurm_gpushare.store import schema
+from slurm_gpushare.store.chunks import select_in
 from slurm_gpushare.store.database import Database
 
 
@@ -28,27 +30,6 @@ class Observation:
     at_s: int
     id: int = 0
     """Grows; given by the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Two jobs on one card, from `start_s` to `end_s` (None: still)."""
-
-    resident_job: int
-    guest_job: int
-    resident_token: str
-    guest_token: str
-    node: str
-    gpu_index: int
-    gpu_model: str
-    start_s: int
-    end_s: int | None = None
-    resident_rate: float | None = None
-    """Predicted."""
-    guest_rate: float | None = None
-    resident_rate_seen: float | None = None
-    guest_rate_seen: float | None = None
-    id: int = 0
 
 
 class Observations:
@@ -79,7 +60,25 @@ class Observations:
             return [Observation(**row._mapping) for row in rows]
 
 
-class Sharing:
+BAN_S = 14 * 86_400
+"""A ban is a strong belief, not a verdict: so long after the last time, two may try again."""
+_RENEW_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """Two tokens, in alphabetical order, that broke a promise beside each other."""
+
+    token_a: str
+    token_b: str
+    at_s: int
+
+    def left_s(self, now_s: float) -> float:
+        """How long it still lasts."""
+        return max(0.0, self.at_s + BAN_S - now_s)
+
+
+class SharingSpans:
     """``store.sharing``."""
 
     def __init__(self, database: Database) -> None:
@@ -87,20 +86,21 @@ class Sharing:
 
     def begin(self, spans: Collection[Span]) -> None:
         """Record that sharing began; what is known already is left as it is."""
-        s = schema.sharing
-        with self._db.write() as connection:
-            for span in spans:
-                same = (
-                    s.c.resident_job == span.resident_job,
-                    s.c.guest_job == span.guest_job,
-                    s.c.start_s == span.start_s,
-                )
-                if connection.scalar(select(s.c.id).where(*same)) is None:
-                    connection.execute(s.insert().values(_without_id(span)))
+        earlier = self.of_jobs({span.guest_job for span in spans})
+        known = {(span.resident_job, span.guest_job, span.start_s) for span in earlier}
+        new = {(span.resident_job, span.guest_job, span.start_s): span for span in spans}
+        rows = [_without_id(span) for key, span in new.items() if key not in known]
+        if rows:
+            with self._db.write() as connection:
+                connection.execute(schema.sharing.insert(), rows)
 
     def end(self, ended: Mapping[int, int]) -> None:
         """Record when spans ended: {id: end_s}."""
         self._update("end_s", ended)
+
+    def paused(self, paused_s: Mapping[int, int]) -> None:
+        """Record for how long one of the two stood still, by span id."""
+        self._update("paused_s", paused_s)
 
     def seen(self, resident_rates: Mapping[int, float], guest_rates: Mapping[int, float]) -> None:
         """Record measured rates, by span id."""
@@ -112,8 +112,18 @@ class Sharing:
         return list(self._spans(select(schema.sharing).where(schema.sharing.c.end_s.is_(None))))
 
     def of_job(self, job_id: int) -> list[Span]:
-        s = schema.sharing
-        return list(self._spans(select(s).where(or_(s.c.resident_job == job_id, s.c.guest_job == job_id))))
+        return self.of_jobs([job_id])
+
+    def of_jobs(self, job_ids: Collection[int], since_s: float = 0.0) -> list[Span]:
+        """Spans of any of these jobs that had not ended at `since_s`, in order of their start."""
+        s = schema.sharing.c
+        query = select(schema.sharing).where(or_(s.end_s.is_(None), s.end_s > since_s))
+        with self._db.read() as connection:
+            rows = (
+                row for side in (s.resident_job, s.guest_job) for row in select_in(connection, query, side, job_ids)
+            )
+            found = {row.id: Span(**row._mapping) for row in rows}
+        return sorted(found.values(), key=lambda span: (span.start_s, span.id))
 
     def between(self, start_s: float, end_s: float) -> Iterator[Span]:
         """Spans that overlap a period, in order of their start."""
@@ -121,19 +131,36 @@ class Sharing:
         overlap = (s.start_s < end_s, or_(s.end_s.is_(None), s.end_s > start_s))
         return self._spans(select(schema.sharing).where(*overlap).order_by(s.start_s))
 
-    def forbid(self, token_a: str, token_b: str) -> None:
-        """Never put these two on one card again."""
-        n = schema.never_pair
+    def ban(self, token_a: str, token_b: str, now_s: float | None = None) -> None:
+        """Keep these two apart: they broke a promise beside each other. It fades, unless it happens again."""
+        n, at_s = schema.never_pair, int(time.time() if now_s is None else now_s)
         a, b = sorted((token_a, token_b))
+        here = (n.c.token_a == a, n.c.token_b == b)
         with self._db.write() as connection:
-            if connection.scalar(select(n.c.at_s).where(n.c.token_a == a, n.c.token_b == b)) is None:
-                connection.execute(n.insert().values(token_a=a, token_b=b, at_s=int(time.time())))
+            known = connection.scalar(select(n.c.at_s).where(*here))
+            if known is None:
+                connection.execute(n.insert().values(token_a=a, token_b=b, at_s=at_s))
+            elif at_s - known > _RENEW_S:
+                connection.execute(update(n).where(*here).values(at_s=at_s))
 
-    def forbidden(self) -> frozenset[tuple[str, str]]:
-        """Pairs that `forbid` was called for, each in alphabetical order."""
+    def bans(self, now_s: float) -> list[Ban]:
+        """The bans in force, the latest first."""
         n = schema.never_pair.c
+        query = select(n.token_a, n.token_b, n.at_s).where(n.at_s > int(now_s) - BAN_S).order_by(n.at_s.desc())
         with self._db.read() as connection:
-            return frozenset((a, b) for a, b in connection.execute(select(n.token_a, n.token_b)))
+            return [Ban(*row) for row in connection.execute(query)]
+
+    def banned(self, now_s: float) -> frozenset[tuple[str, str]]:
+        """The pairs that are kept apart now, each in alphabetical order."""
+        return frozenset((ban.token_a, ban.token_b) for ban in self.bans(now_s))
+
+    def lift(self, token: str, other: str | None = None) -> int:
+        """Let a token sit beside `other` again, or beside anybody; returns how many bans that ended."""
+        n = schema.never_pair
+        mine = or_(n.c.token_a == token, n.c.token_b == token)
+        theirs = [or_(n.c.token_a == other, n.c.token_b == other)] if other is not None else []
+        with self._db.write() as connection:
+            return connection.execute(delete(n).where(mine, *theirs)).rowcount
 
     def _update(self, column: str, values: Mapping[int, float]) -> None:
         if not values:
@@ -145,11 +172,7 @@ class Sharing:
 
     def _spans(self, query: Select[Any]) -> Iterator[Span]:
         with self._db.read() as connection:
-            yield from (_span(row) for row in connection.execute(query))
-
-
-def _span(row: Row[Any]) -> Span:
-    return Span(**row._mapping)
+            yield from (Span(**row._mapping) for row in connection.execute(query))
 
 
 def _without_id(item: Observation | Span) -> dict[str, Any]:

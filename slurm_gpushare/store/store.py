@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import TracebackType
 
 from slurm_gpushare.store.arrivals import Inbox
+from slurm_gpushare.store.conduct import Conduct
 from slurm_gpushare.store.counters import Counters
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.decisions import Decisions
-from slurm_gpushare.store.documents import KnowledgeDocuments, Models
 from slurm_gpushare.store.migrate import migrate, require_current
-from slurm_gpushare.store.runs import Live, Runs
-from slurm_gpushare.store.sharing import Observations, Sharing
+from slurm_gpushare.store.models import KnowledgeDocuments, Models
+from slurm_gpushare.store.runs import InterimRecords, Runs
+from slurm_gpushare.store.sharing import Observations, SharingSpans
 from slurm_gpushare.store.workloads import Profiles, Workloads
 
 
@@ -27,12 +28,13 @@ class Store:
         self.workloads = Workloads(self.database)
         self.profiles = Profiles(self.database)
         self.runs = Runs(self.database)
-        self.live = Live(self.database)
+        self.live = InterimRecords(self.database)
         self.models = Models(self.database)
         self.knowledge = KnowledgeDocuments(self.database)
         self.observations = Observations(self.database)
-        self.sharing = Sharing(self.database)
+        self.sharing = SharingSpans(self.database)
         self.decisions = Decisions(self.database)
+        self.conduct = Conduct(self.database)
         self.counters = Counters(self.database)
         self.inbox = Inbox(self.database)
 

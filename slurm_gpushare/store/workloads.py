@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from slurm_gpushare.store import schema
+from slurm_gpushare.store.chunks import chunks, select_in
 from slurm_gpushare.store.counters import next_change
 from slurm_gpushare.store.database import Database, insert_many
 
-_CHUNK = 500  # parameters of one IN (...): SQLite before 3.32 takes 999
+TOKENS_A_USER = 10_000
+"""One token a workload: more would be a user who fills the store with them."""
+_UNASSIGNED_AT_ONCE = 100_000
 LOG_DURATION = "log_duration"
 """Name of the scatter of whole runs' lengths: the standard deviation of the logarithm."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A token and whose it is."""
-
-    token: str
-    owner_uid: int
-    mem_floor_mib: int
-    """Memory that it is known to need because it once ran out with less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +65,28 @@ class Workloads:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def get(self, token: str) -> Workload | None:
-        w = schema.workload.c
-        query = select(w.token, w.owner_uid, w.mem_floor_mib).where(w.token == token)
-        with self._db.read() as connection:
-            row = connection.execute(query).one_or_none()
-        return Workload(*row) if row else None
-
     def claim(self, owners: Mapping[str, int]) -> dict[str, int]:
         """The owner of each token: the given uid if it had none. The helper claims for jobs as it sees them."""
         if not owners:
             return {}
         with self._db.write() as connection:
-            return claim(connection, owners)
+            return claim(connection, owners, TOKENS_A_USER)
+
+    def of_owner(self, uid: int) -> dict[str, int]:
+        """The user's tokens, each with the time when it was first seen."""
+        w = schema.workload.c
+        with self._db.read() as connection:
+            rows = connection.execute(select(w.token, w.created_s).where(w.owner_uid == uid))
+            return {row.token: row.created_s for row in rows}
+
+    def owners_by_token(self, tokens: Collection[str]) -> dict[str, int]:
+        """Whose token each is; one that is nobody's is absent."""
+        with self._db.read() as connection:
+            return owners_of(connection, tokens)
+
+    def owners(self, tokens: Collection[str]) -> set[int]:
+        """Whose tokens these are."""
+        return set(self.owners_by_token(tokens).values())
 
     def raise_memory(self, token: str, mem_mib: int) -> None:
         """Remember that the workload needs at least `mem_mib`, e.g. after an out-of-memory beside a neighbour."""
@@ -102,34 +105,42 @@ class Profiles:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def get(self, token: str) -> Profile | None:
-        """The token's profile; of several GPU models, the one that was updated last."""
-        found = self.of({token})
+    def get(self, token: str, gpu_model: str | None = None) -> Profile | None:
+        """The token's profile on a GPU model, or where it was updated last."""
+        found = self.of({token}, gpu_model)
         return found.get(token)
 
-    def of(self, tokens: Collection[str]) -> dict[str, Profile]:
-        """The profiles of `tokens`, each of the GPU model that was updated last; unknown tokens are absent."""
-        wanted = sorted(tokens)
-        found: dict[str, Profile] = {}
-        with self._db.read() as connection:
-            for at in range(0, len(wanted), _CHUNK):
-                query = _PROFILES.where(schema.profile.c.token.in_(wanted[at : at + _CHUNK]))
-                for profile in _read(connection, query.order_by(schema.profile.c.updated_s)):
-                    found[profile.token] = profile
+    def of(self, tokens: Collection[str], gpu_model: str | None = None) -> dict[str, Profile]:
+        """The profiles of `tokens` on a GPU model, or each where it was updated last; unknown tokens are absent."""
+        profiles = self._of_all_models(tokens)
+        return {p.token: p for p in profiles if gpu_model is None or p.gpu_model == gpu_model}
+
+    def by_model(self, tokens: Collection[str]) -> dict[str, dict[str, Profile]]:
+        """The profiles of `tokens`, by GPU model and then by token."""
+        found: dict[str, dict[str, Profile]] = {}
+        for profile in self._of_all_models(tokens):
+            found.setdefault(profile.gpu_model, {})[profile.token] = profile
         return found
+
+    def _of_all_models(self, tokens: Collection[str]) -> list[Profile]:
+        """The one that was updated last comes last."""
+        query = _PROFILES.order_by(_p.updated_s)
+        with self._db.read() as connection:
+            return list(map(_profile, select_in(connection, query, _p.token, tokens)))
 
     def all(self, gpu_model: str | None = None) -> Iterator[Profile]:
         """Every profile (of one GPU model), in order of token."""
-        query = _PROFILES.order_by(schema.profile.c.token, schema.profile.c.gpu_model)
+        query = _PROFILES.order_by(_p.token, _p.gpu_model)
         if gpu_model is not None:
-            query = query.where(schema.profile.c.gpu_model == gpu_model)
+            query = query.where(_p.gpu_model == gpu_model)
         with self._db.read() as connection:
-            yield from _read(connection, query)
+            yield from map(_profile, connection.execute(query))
 
-    def unassigned(self, limit: int = 100_000) -> list[Profile]:
-        """Profiles that are new or changed since they were given a cluster."""
+    def unassigned(self) -> list[Profile]:
+        """Profiles that are new or changed since they were given a cluster, so many that they fit into memory."""
+        query = _PROFILES.where(_p.needs_cluster == 1).limit(_UNASSIGNED_AT_ONCE)
         with self._db.read() as connection:
-            return list(_read(connection, _PROFILES.where(schema.profile.c.needs_cluster == 1).limit(limit)))
+            return list(map(_profile, connection.execute(query)))
 
     def assign(self, assignments: Collection[Assignment], model_version: int) -> None:
         """Record clusters, all in one transaction: the hook's file then has all of them or none."""
@@ -143,50 +154,62 @@ _PROFILES: Select[Any] = select(schema.profile, _w.owner_uid, _w.mem_floor_mib).
 )
 
 
-def _read(connection: Connection, query: Select[Any]) -> Iterator[Profile]:
-    for row in connection.execute(query):
-        yield Profile(
-            token=row.token,
-            gpu_model=row.gpu_model,
-            owner_uid=row.owner_uid,
-            generation=row.generation,
-            runs=row.runs,
-            mem_used_mib=max(row.mem_used_mib, row.mem_floor_mib),
-            mem_total_mib=row.mem_total_mib,
-            duration_s=row.duration_s,
-            features=json.loads(row.features),
-            scatter=json.loads(row.scatter),
-            cluster=row.cluster,
-            model_version=row.model_version,
-            restarted_s=row.restarted_s,
-            updated_s=row.updated_s,
-        )
+def _profile(row: Row[Any]) -> Profile:
+    values = {name: getattr(row, name) for name in Profile.__slots__}
+    return Profile(
+        **values
+        | {
+            "mem_used_mib": max(row.mem_used_mib, row.mem_floor_mib),
+            "features": json.loads(row.features),
+            "scatter": json.loads(row.scatter),
+        }
+    )
 
 
-def claim(connection: Connection, owners: Mapping[str, int]) -> dict[str, int]:
-    """Owners of tokens, given who asks for each; a token without an owner goes to who asks."""
-    w = schema.workload
-    found: dict[str, int] = {}
-    wanted = sorted(owners)
-    for at in range(0, len(wanted), _CHUNK):
-        rows = connection.execute(select(w.c.token, w.c.owner_uid).where(w.c.token.in_(wanted[at : at + _CHUNK])))
-        found.update((token, uid) for token, uid in rows)
+def owners_of(connection: Connection, tokens: Collection[str]) -> dict[str, int]:
+    """Whose tokens these are; one that is nobody's is absent."""
+    rows = select_in(connection, select(_w.token, _w.owner_uid), _w.token, tokens)
+    return {row.token: row.owner_uid for row in rows}
+
+
+def claim(connection: Connection, owners: Mapping[str, int], most: int | None = None) -> dict[str, int]:
+    """The owner of each token. `owners` says who uses it: a token that nobody owns yet becomes that user's.
+
+    With `most`, a user who owns that many tokens gets no more: the token is then absent from the answer.
+    """
+    w, wanted = schema.workload, sorted(owners)
+    found = owners_of(connection, wanted)
     new = [token for token in wanted if token not in found]
+    if most is not None:
+        new = _within(connection, new, owners, most)
     if new:
         seq, now_s = next_change(connection), int(time.time())
         rows_to_add = [
             {"token": t, "owner_uid": owners[t], "created_s": now_s, "mem_floor_mib": 0, "change_seq": seq} for t in new
         ]
         insert_many(connection, w, rows_to_add)
-    return {token: found.get(token, owners[token]) for token in wanted}
+    return found | {token: owners[token] for token in new}
+
+
+def _within(connection: Connection, new: Sequence[str], owners: Mapping[str, int], most: int) -> list[str]:
+    """Of new tokens those that their users may still have."""
+    query = select(_w.owner_uid, func.count().label("tokens")).group_by(_w.owner_uid)
+    counted = select_in(connection, query, _w.owner_uid, {owners[token] for token in new})
+    had: Counter[int] = Counter({row.owner_uid: row.tokens for row in counted})
+    allowed = []
+    for token in new:
+        had[owners[token]] += 1
+        if had[owners[token]] <= most:
+            allowed.append(token)
+    return allowed
 
 
 def touch(connection: Connection, tokens: Collection[str]) -> None:
     """Mark `tokens` as changed for the hook's file."""
     w = schema.workload
     seq, wanted = next_change(connection), sorted(tokens)
-    for at in range(0, len(wanted), _CHUNK):
-        connection.execute(update(w).where(w.c.token.in_(wanted[at : at + _CHUNK])).values(change_seq=seq))
+    for some in chunks(wanted):
+        connection.execute(update(w).where(w.c.token.in_(some)).values(change_seq=seq))
 
 
 def assign(connection: Connection, assignments: Collection[Assignment], model_version: int) -> None:

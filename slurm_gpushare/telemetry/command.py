@@ -52,6 +52,14 @@ class Command:
     def ended(self) -> bool:
         return self._status is not None
 
+    @property
+    def exit_code(self) -> int | None:
+        """As a shell tells it: 128 and more for a signal; None while it runs."""
+        if self._status is None:
+            return None
+        code = os.waitstatus_to_exitcode(self._status)
+        return 128 - code if code < 0 else code
+
     def wait(self, seconds: float) -> bool:
         """Pass signals on for so long, or until the command ends; whether SIGUSR1 told that the epoch is over."""
         info = signal.sigtimedwait(_WATCHED, max(0.0, seconds))

@@ -14,7 +14,7 @@ _MEMORY_KINDS = (
 )  # fmt: skip
 
 
-class Rates:
+class CounterRates:
     """Turns counters that only grow into rates per second. The first reading gives none."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class NodeCounters:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._rates = Rates()
+        self._rates = CounterRates()
         self._cores = psutil.cpu_count() or 1
 
     def read(self) -> dict[str, float]:
@@ -50,7 +50,7 @@ class NodeCounters:
         total = sum(seconds.values()) - seconds["guest"] - seconds["guest_nice"]
         if total > 0:
             values |= {f"cpu_{state}_pct": 100 * share / total for state, share in seconds.items()}
-            values["cpu_pct"] = 100 * (total - seconds["idle"] - seconds["iowait"]) / total
+            values["cpu_pct"] = min(100 * (total - seconds["idle"] - seconds["iowait"]) / total, 100.0)  # rounding
         values["cores"] = self._cores
         memory = psutil.virtual_memory()
         values["host_mem_pct"] = memory.percent
@@ -92,7 +92,7 @@ class JobCounters:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._rates = Rates()
+        self._rates = CounterRates()
         self._ended: dict[str, float] = {}
         self._last: dict[int, dict[str, float]] = {}
         self._mem_total = psutil.virtual_memory().total

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from slurm_gpushare.telemetry.bounded import Bounded, Stuck
 from slurm_gpushare.telemetry.host import JobCounters, NodeCounters
-from slurm_gpushare.telemetry.nvml import Card, CardSample, NvmlError, open_cards
-from slurm_gpushare.telemetry.processes import Members
-from slurm_gpushare.telemetry.record import Closed, Kind, Record
-from slurm_gpushare.telemetry.run import Identity, Run
+from slurm_gpushare.telemetry.nvml import CardSample, NvmlCard, NvmlError, open_cards
+from slurm_gpushare.telemetry.processes import Members, stands_still
+from slurm_gpushare.telemetry.record import Closed, Record, RecordKind
+from slurm_gpushare.telemetry.run import Identity, RunSoFar
 
 # Host counters, power and clocks change slowly and cost the most to read.
 SLOW_EVERY = 4
@@ -28,11 +28,11 @@ class Cards:
         self._indices = indices
         self._log = log
         self._bounded = Bounded()
-        self._open: dict[int, Card] = {}
+        self._open: dict[int, NvmlCard] = {}
         self._trouble = ""
         self._retry_at = 0.0
 
-    def read(self, *, everything: bool) -> dict[int, tuple[Card, CardSample]]:
+    def read(self, *, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:
         """A reading of each card; empty, and said once in the log, while NVML fails or hangs."""
         if time.monotonic() < self._retry_at:
             return {}
@@ -50,7 +50,7 @@ class Cards:
             self._trouble = ""
         return samples
 
-    def _read(self, everything: bool) -> dict[int, tuple[Card, CardSample]]:
+    def _read(self, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:
         if not self._open:
             self._open = open_cards(self._indices)
         return {index: (card, card.read(everything=everything)) for index, card in self._open.items()}
@@ -63,7 +63,7 @@ class Cards:
 
 
 class Measurement:
-    """Samples taken by `step` until the caller has enough; one record for each card."""
+    """Samples taken by `step` until the caller has enough; one record for each card, or for all cards of a gang."""
 
     def __init__(
         self,
@@ -73,13 +73,14 @@ class Measurement:
         limit_s: float,
         neighbours: Callable[[int], Collection[int]],
         log: Callable[[str], None],
+        start_s: float | None = None,
     ) -> None:
-        start_s = time.time()
-        self.runs = {identity.gpu_index: Run(identity, start_s) for identity in identities}
+        start_s = time.time() if start_s is None else start_s
+        self.runs = {identity.gpu_index: RunSoFar(identity, start_s) for identity in identities}
         self.members = members
         self._limit_s = limit_s
         self._neighbours = neighbours
-        self._cards = Cards(tuple(self.runs), log)
+        self._cards = Cards(tuple(gpu for identity in identities for gpu in identity.gpus), log)
         self._node = NodeCounters()
         self._job = JobCounters()
         self._steps = 0
@@ -98,10 +99,16 @@ class Measurement:
         samples = self._cards.read(everything=slow and self.profiling)
         now = time.monotonic()
         elapsed, self._last = now - self._last, now
-        for index, (card, sample) in samples.items():
-            run = self.runs[index]
-            run.gpu_model = card.model
-            run.add_card(sample, self.members.owns, self._neighbours(index), elapsed)
+        for run in self.runs.values():
+            gpus = run.identity.gpus
+            if any(gpu not in samples for gpu in gpus):
+                continue
+            cards, readings = zip(*(samples[gpu] for gpu in gpus), strict=True)
+            run.gpu_model, run.one_process = cards[0].model, any(card.one_process for card in cards)
+            if any(stands_still(pid) for reading in readings for pid in reading.processes or ()):
+                continue  # somebody on the card is paused: this is neither alone nor shared
+            neighbours = {job for gpu in gpus for job in self._neighbours(gpu)}
+            run.add_cards(readings, self.members.owns, neighbours, elapsed)
             if run.profile_s >= self._limit_s:
                 run.close_profile(Closed.LIMIT)
         if slow and self.profiling and self.members.processes:
@@ -109,9 +116,15 @@ class Measurement:
             for run in self.runs.values():
                 run.add_host(values)
 
+    def memory_grew(self) -> bool:
+        """Whether a job's memory has passed what its last record says, by more than an allocator's rounding."""
+        return any(run.memory_grew for run in self.runs.values())
+
     def close_profile(self, why: Closed) -> None:
         for run in self.runs.values():
             run.close_profile(why)
 
-    def records(self, kind: Kind) -> list[Record]:
-        return [run.record(kind, time.time()) for run in self.runs.values()]
+    def records(self, kind: RecordKind, end_s: float | None = None) -> list[Record]:
+        """A record for each card; a final one may be written well after the job's end, `end_s`."""
+        end_s = time.time() if end_s is None else end_s
+        return [run.record(kind, end_s) for run in self.runs.values()]

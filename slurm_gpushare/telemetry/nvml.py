@@ -53,7 +53,7 @@ def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-class Card:
+class NvmlCard:
     """A card that is open for reading."""
 
     def __init__(self, handle: Any) -> None:
@@ -62,6 +62,8 @@ class Card:
         self._reports_processes = True
         name = _ask(pynvml.nvmlDeviceGetName, handle)
         self.model = gpu_model(name.decode() if isinstance(name, bytes) else name or "")
+        mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle)
+        self.one_process = mode is not None and mode != pynvml.NVML_COMPUTEMODE_DEFAULT
         limit = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         self._power_limit_w = limit / 1000 if limit else None
 
@@ -148,7 +150,7 @@ class Card:
         return samples
 
 
-def open_cards(indices: Sequence[int]) -> dict[int, Card]:
+def open_cards(indices: Sequence[int]) -> dict[int, NvmlCard]:
     """The cards that the node calls by these indices; NvmlError where that cannot be."""
     try:
         pynvml.nvmlInit()
@@ -156,8 +158,19 @@ def open_cards(indices: Sequence[int]) -> dict[int, Card]:
         # Where the job's device cgroup hides the other cards, NVML numbers the visible ones from 0.
         hidden = count == len(indices)
         return {
-            index: Card(pynvml.nvmlDeviceGetHandleByIndex(position if hidden else index))
+            index: NvmlCard(pynvml.nvmlDeviceGetHandleByIndex(position if hidden else index))
             for position, index in enumerate(sorted(indices))
         }
     except pynvml.NVMLError as error:
         raise NvmlError(str(error)) from error
+
+
+def processes_by_card() -> dict[int, list[int]]:
+    """The processes on each card of the node; NvmlError where that cannot be."""
+    try:
+        pynvml.nvmlInit()
+        handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())}
+    except pynvml.NVMLError as error:
+        raise NvmlError(str(error)) from error
+    found = {index: _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) for index, handle in handles.items()}
+    return {index: [int(process.pid) for process in running or ()] for index, running in found.items()}

@@ -75,6 +75,15 @@ def descendants_lister(pid: int) -> Lister:
     return listed
 
 
+def stands_still(pid: int) -> bool:
+    """Whether a process is stopped, by a job's suspension or a signal."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
+
+
 class Members:
     """A set of processes, kept up to date at little cost.
 

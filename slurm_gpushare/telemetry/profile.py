@@ -14,7 +14,8 @@ from slurm_gpushare.errors import BadInput
 from slurm_gpushare.telemetry.command import Command
 from slurm_gpushare.telemetry.measure import Measurement
 from slurm_gpushare.telemetry.processes import Members, descendants_lister
-from slurm_gpushare.telemetry.record import NODE, Closed, Kind, Record, Scope
+from slurm_gpushare.telemetry.record import Closed, Record, RecordKind, Scope
+from slurm_gpushare.telemetry.record_json import NODE
 from slurm_gpushare.telemetry.run import Identity
 
 EPOCH_FILE = "GPUSHARE_EPOCH_FILE"
@@ -86,7 +87,7 @@ def sample_epoch(
             measurement.close_profile(Closed.END)
         elif elapsed >= limit_s:
             measurement.close_profile(Closed.LIMIT)
-    return measurement.records(Kind.FINAL)
+    return measurement.records(RecordKind.FINAL)
 
 
 def wait_to_the_end(command: Command) -> int:

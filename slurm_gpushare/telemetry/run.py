@@ -1,8 +1,8 @@
-"""What is known so far of one job on one card: samples in, a record out."""
+"""What is known so far of one job on one card, or on all cards of a gang: samples in, a record out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_gpushare.telemetry.nvml import CardSample, ProcessLoad
@@ -10,10 +10,10 @@ from slurm_gpushare.telemetry.record import (
     MAX_NEIGHBOURS,
     Closed,
     Features,
-    Kind,
     Neighbour,
     Period,
     Record,
+    RecordKind,
     Scope,
     Stat,
     new_id,
@@ -22,6 +22,7 @@ from slurm_gpushare.telemetry.stats import Summaries
 
 # Utilisation is an average over up to a second: so long after a neighbour came or went it is neither this nor that.
 _SETTLE_S = 1.0
+_GROWTH_PART = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,12 @@ class Identity:
     gpu_index: int
     scope: Scope = Scope.JOB
     token: str | None = None
+    others: tuple[int, ...] = ()
+    """The other GPUs of a gang, which are measured as one."""
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return self.gpu_index, *self.others
 
 
 class Share:
@@ -75,18 +82,32 @@ def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, fl
     return {name: value for name, value in values.items() if value is not None}
 
 
+_HIGHEST = frozenset({"gpu_mem_mib", "gpu_mem_pct", "card_mem_pct"})
+"""Of a gang the fullest card counts: a neighbour must fit on each of them. Of all else the mean."""
+
+
+def joined(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Readings of a gang's cards at one instant as one; what a card does not tell is left out."""
+    if len(readings) == 1:
+        return dict(readings[0])
+    names = [name for name in readings[0] if all(name in reading for reading in readings)]
+    values = {name: [reading[name] for reading in readings] for name in names}
+    return {name: max(some) if name in _HIGHEST else sum(some) / len(some) for name, some in values.items()}
+
+
 def _total(parts: list[float | None]) -> float | None:
     known = [part for part in parts if part is not None]
     return sum(known) if parts and len(known) == len(parts) else None
 
 
-class Run:
+class RunSoFar:
     """One job on one card, from the prolog to the epilog, in fixed memory."""
 
     def __init__(self, identity: Identity, start_s: float) -> None:
         self.identity = identity
         self.closed = Closed.OPEN
         self.gpu_model: str | None = None
+        self.one_process = False
         self.latest: Mapping[str, float] = {}
         self._start_s = start_s
         self._run_id = new_id()
@@ -96,44 +117,63 @@ class Run:
         self._neighbours: dict[int, float] = {}
         self._mem_total_mib: float | None = None
         self._peak_mem_mib: float | None = None
+        self._told_mem_mib = 0.0
         self._was_shared: bool | None = None
         self._since_change_s = _SETTLE_S
+
+    @property
+    def memory_grew(self) -> bool:
+        """Whether the peak has passed that of the last record by a fiftieth of the card."""
+        step_mib = _GROWTH_PART * (self._mem_total_mib or 0.0)
+        return (self._peak_mem_mib or 0.0) > self._told_mem_mib + step_mib
 
     @property
     def profile_s(self) -> float:
         return self._profile_alone_s + self._profile_shared_s
 
-    def add_card(
-        self, sample: CardSample, owns: Callable[[int], bool | None], neighbours: Collection[int], elapsed_s: float
+    def add_cards(
+        self,
+        samples: Sequence[CardSample],
+        owns: Callable[[int], bool | None],
+        neighbours: Collection[int],
+        elapsed_s: float,
     ) -> None:
-        """Take one reading that stands for the last `elapsed_s` seconds. It counts while the job is on the card."""
-        share = Share(sample, owns, neighbours)
-        self._mem_total_mib = sample.mem_total_mib or self._mem_total_mib
-        if share.undecided or not share.present:
+        """Take a reading of the card, or of all cards of a gang, that stands for the last `elapsed_s` seconds.
+
+        It counts while the job is on the card.
+        """
+        shares = [Share(sample, owns, neighbours) for sample in samples]
+        totals = [sample.mem_total_mib for sample in samples if sample.mem_total_mib]
+        self._mem_total_mib = min(totals, default=self._mem_total_mib)
+        if any(share.undecided for share in shares) or not any(share.present for share in shares):
             return
-        changed = self._was_shared is not None and self._was_shared is not share.shared
-        self._was_shared = share.shared
+        is_shared = any(share.shared for share in shares)
+        changed = self._was_shared is not None and self._was_shared is not is_shared
+        self._was_shared = is_shared
         self._since_change_s = 0.0 if changed else self._since_change_s + elapsed_s
         settled = self._since_change_s >= _SETTLE_S
-        values = activity(sample, share, settled=settled)
+        pairs = zip(samples, shares, strict=True)
+        values = joined([activity(sample, share, settled=settled) for sample, share in pairs if share.present])
         self.latest = values
         if (mem_mib := values.get("gpu_mem_mib")) is not None:
             self._peak_mem_mib = max(mem_mib, self._peak_mem_mib or 0.0)
         if settled:
-            (self._shared if share.shared else self._alone).add(values)
-        if share.shared:
+            (self._shared if is_shared else self._alone).add(values)
+        if self.closed is Closed.OPEN:
+            self._profile.add(values)
+            self._profile.add(joined([sample.other for sample in samples]))
+        self._count_time(elapsed_s, is_shared, neighbours)
+
+    def _count_time(self, elapsed_s: float, is_shared: bool, neighbours: Collection[int]) -> None:
+        profiled_s = elapsed_s if self.closed is Closed.OPEN else 0.0
+        if is_shared:
             self._shared_s += elapsed_s
+            self._profile_shared_s += profiled_s
             for job_id in neighbours:
                 self._neighbours[job_id] = self._neighbours.get(job_id, 0.0) + elapsed_s
         else:
             self._alone_s += elapsed_s
-        if self.closed is Closed.OPEN:
-            self._profile.add(values)
-            self._profile.add(sample.other)
-            if share.shared:
-                self._profile_shared_s += elapsed_s
-            else:
-                self._profile_alone_s += elapsed_s
+            self._profile_alone_s += profiled_s
 
     def add_host(self, values: Mapping[str, float]) -> None:
         """Take one reading of the host's counters: part of the profile only."""
@@ -145,11 +185,12 @@ class Run:
         if self.closed is Closed.OPEN:
             self.closed = why
 
-    def record(self, kind: Kind, now_s: float) -> Record:
+    def record(self, kind: RecordKind, now_s: float) -> Record:
         """All that is known, as a record that replaces the run's earlier ones."""
-        if kind is Kind.FINAL:
+        if kind is RecordKind.FINAL:
             self.close_profile(Closed.END)
         self._seq += 1
+        self._told_mem_mib = self._peak_mem_mib or 0.0
         longest = sorted(self._neighbours.items(), key=lambda item: -item[1])[:MAX_NEIGHBOURS]
         return Record(
             record_id=new_id(),
@@ -170,6 +211,8 @@ class Run:
             shared=Period(shared_s=round(self._shared_s, 3), stats=self._shared.stats()),
             neighbours=tuple(Neighbour(job_id, round(seconds, 3)) for job_id, seconds in longest),
             token=self.identity.token,
+            one_process=self.one_process,
+            gpus=len(self.identity.gpus),
         )
 
     def _features(self) -> Features:

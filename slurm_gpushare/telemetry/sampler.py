@@ -2,6 +2,7 @@
 
     python -m slurm_gpushare.telemetry.sampler JOB NODE GPUS
 
+GPUS may be empty where Slurm did not say: the sampler then looks for the job's processes on the node's cards.
 It writes an interim record every InterimSeconds and a final one at the end. Whatever fails here (NVML, munge,
 a full disk) costs numbers, never the job.
 """
@@ -14,18 +15,26 @@ import sys
 import time
 from collections.abc import Sequence
 
-from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.config import Config
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.last_good import settings_in_force
+from slurm_gpushare.telemetry.card_search import CardSearch
+from slurm_gpushare.telemetry.dcgm import map_job
 from slurm_gpushare.telemetry.measure import AFTER_PROFILE, Measurement
 from slurm_gpushare.telemetry.node_state import NodeState
 from slurm_gpushare.telemetry.processes import Members, cgroup_lister, scontrol_lister
-from slurm_gpushare.telemetry.record import Closed, Kind
+from slurm_gpushare.telemetry.record import Closed, RecordKind
 from slurm_gpushare.telemetry.run import Identity
 from slurm_gpushare.telemetry.spool import SpoolError, send_record
 
 _END = (signal.SIGTERM, signal.SIGINT)
 _GONE_S = 300.0  # no process of the job for so long: its epilog has been missed
+_LATE_S = 10.0  # an epilog that comes so long after the last process: the job ended when that did
+_SEARCH_S = 120.0  # a job whose processes have been on no card for so long uses none
 _INTERIM_TO_STORE_S = 300.0
+_BETWEEN_LOOKS_S = 1.0
+_BETWEEN_MAPPINGS_S = 5.0
+_GROWTH_S = 1.0  # between two records that tell of growing memory
 _RETRY_S = 5.0
 _RETRIES = 24  # a final record waits two minutes for a spool that is full or away
 
@@ -44,45 +53,107 @@ class Sampler:
     def __init__(self, config: Config, job_id: int, node: str, gpus: Sequence[int]) -> None:
         self._config = config
         self._job_id = job_id
+        self._node = node
         self._state = NodeState.of(config.state_dir, node)
-        self._measurement = Measurement(
-            [Identity(job_id, node, gpu) for gpu in gpus],
-            Members(lambda: (cgroup_lister(job_id) or scontrol_lister(job_id, node))()),
-            limit_s=config.probe_s,
-            neighbours=lambda gpu: self._state.neighbours(job_id, gpu),
-            log=self._log,
-        )
+        self._members = Members(lambda: (cgroup_lister(job_id) or scontrol_lister(job_id, node))())
+        self._gpus = gpus
+        self._mapped = set(gpus)  # what the prolog has told DCGM
+        self._started_s = time.time()
+        self._last_seen_s: float | None = None
+        """When a process of the job was last seen; None if none was yet."""
 
     def _log(self, message: str) -> None:
         log(f"job {self._job_id}: {message}")
 
     def run(self) -> None:
         """Sample until the epilog's signal, or until the job's processes have been gone for long."""
-        measurement, config = self._measurement, self._config
         self._wait_for_pid_file()
+        gpus = self._gpus or self._find_cards()
+        if gpus:
+            self._measurement = self._measure(gpus)
+            self._sample()
+            self._finish(self._ended_s())
+
+    def _measure(self, gpus: Sequence[int]) -> Measurement:
+        return Measurement(
+            self._identities(gpus),
+            self._members,
+            limit_s=self._config.probe_s,
+            start_s=self._started_s,
+            neighbours=lambda gpu: self._state.neighbours(self._job_id, gpu),
+            log=self._log,
+        )
+
+    def _identities(self, gpus: Sequence[int]) -> list[Identity]:
+        """One for each card; one for all of them where the job has all of the node's and gangs may share."""
+        if self._config.share_gangs and len(gpus) == self._config.gpus_per_node > 1:
+            return [Identity(self._job_id, self._node, gpus[0], others=tuple(gpus[1:]))]
+        return [Identity(self._job_id, self._node, gpu) for gpu in gpus]
+
+    def _find_cards(self) -> Sequence[int]:
+        """The job's cards, where Slurm did not say; empty if the job has none, or has ended."""
+        search, since = CardSearch(self._members), None
+        while self._state.is_wanted(self._job_id):
+            if search.look():
+                signal.sigtimedwait(_END, _BETWEEN_LOOKS_S)  # a job of several cards opens them one after the other
+                gpus = search.look()
+                self._state.register(self._job_id, gpus)
+                self._log(f"Slurm did not say which GPUs it has: found on {', '.join(map(str, gpus)) or 'none'}")
+                return gpus
+            now = time.monotonic()
+            since = since or (now if self._members.processes else None)
+            if (since and now - since > _SEARCH_S) or signal.sigtimedwait(_END, _BETWEEN_LOOKS_S):
+                break
+        return ()
+
+    def _ended_s(self) -> float:
+        """When the job ended: now, unless its processes have been gone for long."""
+        now_s = time.time()
+        late = self._last_seen_s is not None and now_s - self._last_seen_s > _LATE_S
+        return self._last_seen_s if late and self._last_seen_s is not None else now_s
+
+    def _sample(self) -> None:
+        measurement, config = self._measurement, self._config
         # A record that goes straight to the database costs half a second of CPU, so those that can wait are fewer.
         interim_s = config.interim_s if config.records_to == "spool" else max(config.interim_s, _INTERIM_TO_STORE_S)
-        last_seen = time.monotonic()
+        last_seen = last_record = time.monotonic()
         next_record = last_seen + interim_s
+        search, next_look, look_until = CardSearch(self._members), last_seen, last_seen + _SEARCH_S
         while self._state.is_wanted(self._job_id):
             began = time.monotonic()
             measurement.step()
             if measurement.members.processes:
-                last_seen = began
+                last_seen, self._last_seen_s = began, time.time()
             elif began - last_seen > _GONE_S:
                 self._log("its processes are gone and no epilog came: ending")
                 self._state.forget(self._job_id)
                 break
+            if began >= next_look and began < look_until:
+                next_look = began + _BETWEEN_MAPPINGS_S
+                self._map_further_cards(search)
             if measurement.profiling and self._state.epoch_is_over(self._job_id):
                 measurement.close_profile(Closed.EPOCH)
-            if began >= next_record:
-                next_record = began + interim_s
-                self._write(Kind.INTERIM)
+            # Nothing fences memory: when it grows the helper must know at once whether the two still fit.
+            if began >= next_record or (began - last_record >= _GROWTH_S and measurement.memory_grew()):
+                last_record, next_record = began, began + interim_s
+                self._write(RecordKind.INTERIM)
             period = config.sample_s * (1 if measurement.profiling else AFTER_PROFILE)
             pause = began + min(period, config.interim_s) - time.monotonic()
             if signal.sigtimedwait(_END, max(0.001, pause)):
                 break
-        self._finish()
+
+    def _map_further_cards(self, search: CardSearch) -> None:
+        """Tell DCGM of cards that the prolog was not told of; only a list of one card may lack some (dcgm.py)."""
+        directory = self._config.dcgm_job_mapping_dir
+        if directory is None or len(self._gpus) != 1 or self._config.gpus_per_node < 2:
+            return
+        if further := set(search.look()) - self._mapped:
+            try:
+                if map_job(directory, self._job_id, further, lambda: self._state.is_wanted(self._job_id)):
+                    self._mapped |= further
+            except OSError as why:
+                self._log(f"DCGM's job mapping: {why}")
+                self._mapped |= further  # said once
 
     def _wait_for_pid_file(self) -> None:
         """The prolog writes it just after starting us; if it does not come, the epilog was even faster."""
@@ -91,19 +162,19 @@ class Sampler:
                 return
             time.sleep(0.05)
 
-    def _write(self, kind: Kind) -> bool:
+    def _write(self, kind: RecordKind, end_s: float | None = None) -> bool:
         """Spool a record for each card; False, and a line in the log, if one could not be."""
         try:
-            for record in self._measurement.records(kind):
+            for record in self._measurement.records(kind, end_s):
                 send_record(record, self._config)
         except SpoolError as error:
             self._log(str(error))
             return False
         return True
 
-    def _finish(self) -> None:
+    def _finish(self, ended_s: float) -> None:
         for _ in range(_RETRIES):
-            if self._write(Kind.FINAL):
+            if self._write(RecordKind.FINAL, ended_s):
                 return
             if signal.sigtimedwait(_END, _RETRY_S):
                 break
@@ -113,13 +184,14 @@ class Sampler:
 def main(arguments: Sequence[str]) -> None:
     """Run for ``JOB NODE GPUS`` (``4711 n7 0,2``)."""
     # Before any thread: they inherit it, and so every signal waits for the loop. The prolog has us ignore SIGTERM
-    # until here, lest an epilog that comes early kill a record; the missing pid file then says that it came.
+    # until here, so that an early epilog does not end us before a record is written; the missing pid file then tells us
+    # that it came.
     signal.pthread_sigmask(signal.SIG_BLOCK, _END)
     for number in _END:
         signal.signal(number, signal.SIG_DFL)
     try:
         job, node, gpus = arguments
-        Sampler(load_config(), int(job), node, [int(gpu) for gpu in gpus.split(",")]).run()
+        Sampler(settings_in_force(), int(job), node, [int(gpu) for gpu in gpus.split(",") if gpu]).run()
     except GpushareError as error:
         log(str(error))
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must leave a trace and nothing else

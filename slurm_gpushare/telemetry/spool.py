@@ -13,12 +13,20 @@ from pathlib import Path
 
 from slurm_gpushare.config import Config
 from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.telemetry.record import Kind, Record
+from slurm_gpushare.ownership import hand_over
+from slurm_gpushare.telemetry.record import Record, RecordKind
+from slurm_gpushare.telemetry.record_json import encode_record
 
 INCOMING = "incoming"
+REJECTED = "rejected"
 SUFFIX = ".rec"
 # Anyone may add a file, only its owner and ours may remove one, and nobody else can list them.
 INCOMING_MODE = 0o1733
+
+
+def hold_dir(spool_dir: Path) -> Path:
+    """Where the helper tells the nodes whether to hold a card that becomes empty; only SlurmUser writes there."""
+    return spool_dir / "hold"
 
 
 class SpoolError(GpushareError):
@@ -27,12 +35,13 @@ class SpoolError(GpushareError):
 
 def spool_name(record: Record) -> str:
     """``gpu0-4711-<run>-i.rec``. An interim record replaces its run's last one, should that still be waiting."""
-    return f"{record.node}-{record.job_id}-{record.run_id}-{'f' if record.kind is Kind.FINAL else 'i'}{SUFFIX}"
+    return f"{record.node}-{record.job_id}-{record.run_id}-{'f' if record.kind is RecordKind.FINAL else 'i'}{SUFFIX}"
 
 
-def seal(line: str, munge_socket: Path | None = None) -> str:
-    """`line` in a munge credential of whoever runs this."""
-    argv = ["munge", *([f"--socket={munge_socket}"] if munge_socket else [])]
+def seal(line: str, munge_socket: Path | None = None, reader_uid: int | None = None) -> str:
+    """`line` as a munge credential of the user of this process. With `reader_uid`, only that user can open it."""
+    only = [] if reader_uid is None else [f"--restrict-uid={reader_uid}"]
+    argv = ["munge", *([f"--socket={munge_socket}"] if munge_socket else []), *only]
     try:
         done = subprocess.run(argv, input=line, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError) as error:
@@ -47,7 +56,7 @@ def send_record(record: Record, config: Config) -> None:
     if config.records_to == "spool":
         write_record(record, config.spool_dir, config.munge_socket)
         return
-    credential = seal(record.to_json(), config.munge_socket)
+    credential = seal(encode_record(record), config.munge_socket)
     argv = [sys.executable, "-m", "slurm_gpushare.store.deliver"]
     try:
         done = subprocess.run(argv, input=credential, capture_output=True, text=True, timeout=60, check=False)
@@ -59,7 +68,7 @@ def send_record(record: Record, config: Config) -> None:
 
 def write_record(record: Record, spool_dir: Path, munge_socket: Path | None = None) -> Path:
     """Leave the record in the spool, by rename; a failure leaves nothing behind."""
-    credential = seal(record.to_json(), munge_socket)
+    credential = seal(encode_record(record), munge_socket)
     incoming = spool_dir / INCOMING
     path = incoming / spool_name(record)
     partial = incoming / f".{record.record_id}.tmp"  # ingest takes *.rec only
@@ -67,24 +76,42 @@ def write_record(record: Record, spool_dir: Path, munge_socket: Path | None = No
         if not incoming.is_dir():
             _make_incoming(incoming)
         try:
-            with partial.open("x", encoding="ascii") as file:
+            handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "w", encoding="ascii") as file:
                 file.write(credential)
                 file.flush()
                 os.fsync(file.fileno())
+            _let_reader_read(partial)
             partial.rename(path)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
-        if record.kind is Kind.FINAL:
+        if record.kind is RecordKind.FINAL:
             path.with_name(path.name.replace(f"-f{SUFFIX}", f"-i{SUFFIX}")).unlink(missing_ok=True)
     except OSError as error:
         raise SpoolError(f"{incoming}: {error.strerror}", "Is SpoolDir there, writable and not full?") from error
     return path
 
 
+def _let_reader_read(path: Path) -> None:
+    """Root gives the record to the owner of the spool, and nobody else can read it then.
+
+    A user cannot, and neither can root where the file server squashes it: nobody can list the directory, and the name
+    is random.
+    """
+    if os.geteuid() != 0 or not _handed_over(path):
+        path.chmod(0o644)
+
+
+def _handed_over(path: Path) -> bool:
+    try:
+        hand_over(path)
+    except OSError:
+        return False
+    return True
+
+
 def _make_incoming(incoming: Path) -> None:
     incoming.mkdir(parents=True, exist_ok=True)
     incoming.chmod(INCOMING_MODE)
-    if os.geteuid() == 0:  # whoever owns the spool ingests, and must be able to remove files from the sticky directory
-        owner = incoming.parent.stat()
-        os.chown(incoming, owner.st_uid, owner.st_gid)
+    hand_over(incoming)  # its owner ingests, and must be able to remove files from the sticky directory

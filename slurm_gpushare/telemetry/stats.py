@@ -85,7 +85,7 @@ class _PSquare:
         return self._heights[2]
 
 
-class Summary:
+class StreamSummary:
     """Running max, mean, min, 95th percentile and standard deviation of one attribute."""
 
     __slots__ = ("_m2", "_quantile", "high", "low", "mean", "n")
@@ -122,14 +122,14 @@ class Summaries:
     """One `Summary` for each attribute that has been seen."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Summary] = {}
+        self._by_name: dict[str, StreamSummary] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
         """Take one sample. A counter that ran backwards or a reading out of range counts as the nearest possible."""
         for name, value in values.items():
             summary = self._by_name.get(name)
             if summary is None:
-                summary = self._by_name[name] = Summary(share=ATTRIBUTES[name].is_share)
+                summary = self._by_name[name] = StreamSummary(share=ATTRIBUTES[name].is_share)
             summary.add(min(ATTRIBUTES[name].limit, max(0.0, value)))
 
     def get(self, name: str) -> Stat | None:

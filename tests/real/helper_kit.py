@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.coschedule.acting.changes import place
 from slurm_gpushare.coschedule.daemon import Daemon
-from slurm_gpushare.coschedule.helper import TickReport
-from slurm_gpushare.coschedule.occupancy import Card
+from slurm_gpushare.coschedule.tick import TickReport
+from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
 from slurm_gpushare.slurm.gres import type_index
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.known import KnownProfile, enter_profiles
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import submit
-from slurm_gpushare.testbed.processes import wait_until
+from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.testbed.experiment.submitting import submit
+from slurm_gpushare.testbed.slurm.processes import wait_until
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 TOKENS = [f"gs-{letter * 20}" for letter in "abcdefghijklmnopqrstuvwxyz"]
 SLEEP = "exec sleep 600"
@@ -33,11 +36,15 @@ SLEEP = "exec sleep 600"
 class Site:
     """A testbed whose users' workloads are known, with a helper that ticks when told to."""
 
-    def __init__(self, testbed: Testbed, duration_s: float = 600.0) -> None:
+    def __init__(self, testbed: Testbed, duration_s: float = 600.0, owners: Mapping[int, int] | None = None) -> None:
+        """`owners` are the users whose tokens are not root's, by number of the token."""
         self.testbed = testbed
         self.config: Config = load_config(testbed.layout.etc / "gpushare.conf")
         self.store = Store.create(self.config.store_url)
-        profiles = [KnownProfile(t, 0, "V100", 2000, 16384, i % 3, duration_s) for i, t in enumerate(TOKENS)]
+        profiles = [
+            KnownProfile(t, (owners or {}).get(i, 0), "V100", 2000, 16384, i % 3, duration_s)
+            for i, t in enumerate(TOKENS)
+        ]
         enter_profiles(self.store, profiles)
         self.beat()
         testbed.wait_for_hook(2)  # it may still have the last test's file open
@@ -53,20 +60,32 @@ class Site:
             (found,) = connect().jobs([job])
         return type_index(found.shard.type) or 0 if found.shard else 1
 
-    def block(self, cards: Iterable[Card]) -> None:
+    def block(self, cards: Iterable[GpuAddress]) -> None:
         """Strangers take these cards whole."""
         strangers = [self.plain(f"--gres=gpu:v100_{card.index}:1", f"--nodelist={card.node}") for card in cards]
         self.wait_running(strangers)
 
     def beat(self) -> None:
         """Say that a helper is alive, so that the hook makes jobs shareable."""
-        HookFile(self.config.hook_file).sync(self.store)
+        HookFile(self.config.hook_file, self.config.gpu_models).sync(self.store)
 
     @contextmanager
     def environment(self) -> Iterator[None]:
-        """Slurm commands of this process go to the testbed."""
-        with patch.dict(os.environ, self.testbed.env):
+        """Slurm commands of this process go to the testbed, as SlurmUser."""
+        path = f"{self._commands()}:{self.testbed.env['PATH']}"
+        with patch.dict(os.environ, {**self.testbed.env, "PATH": path}):
             yield
+
+    def _commands(self) -> Path:
+        """A directory with Slurm's commands as SlurmUser runs them."""
+        directory = self.testbed.dir / "bin-slurm-user"
+        if not directory.exists():
+            directory.mkdir()
+            for name in ("scontrol", "squeue", "sinfo", "sacct", "sacctmgr", "sdiag", "scancel", "sprio"):
+                argv, _ = self.testbed.command([f"/usr/bin/{name}"], user=self.testbed.slurm_user)
+                (directory / name).write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+                (directory / name).chmod(0o755)
+        return directory
 
     def daemon(self, policy: str | None = None, **settings: object) -> Daemon:
         config = replace(self.config, **settings)  # type: ignore[arg-type]
@@ -88,10 +107,12 @@ class Site:
         with self.environment():
             return {job.key: job for job in connect().jobs(keys)}
 
-    def submit(self, token: int, *options: str, script: str = SLEEP, gres: str = "--gres=gpu:1") -> str:
+    def submit(
+        self, token: int, *options: str, script: str = SLEEP, gres: str = "--gres=gpu:1", user: str | None = None
+    ) -> str:
         """A job that opted in, by the number of its token."""
         common = (gres, "--mem=100", "--output=/dev/null", f"--comment=gpushare:{TOKENS[token]}")
-        return str(submit(self.testbed, script, *common, *options))
+        return str(submit(self.testbed, script, *common, *options, user=user, cwd=Path("/") if user else None))
 
     def plain(self, *options: str, script: str = SLEEP) -> str:
         """A job that did not."""
@@ -116,7 +137,8 @@ class Site:
         HookFile(self.config.hook_file).beat(0)
         command = [sys.executable, "-m", "slurm_gpushare", "backfill", *options]
         with (self.testbed.dir / "log" / "backfill.log").open("ab") as log:
-            process = subprocess.Popen(command, env=os.environ | self.testbed.env, stderr=log, stdout=log)
+            argv, env = self.testbed.command(command, user=self.testbed.slurm_user)
+            process = subprocess.Popen(argv, env=env, stderr=log, stdout=log)
         try:
             assert wait_until(self.alive, 60), "the helper does not come up"
             yield process
@@ -127,6 +149,17 @@ class Site:
 
     def alive(self) -> bool:
         return time.time() - (HookFile(self.config.hook_file).heartbeat_s() or 0) < 30
+
+
+def pin(site: Site, job: str, card: GpuAddress) -> None:
+    """Put a pending job on a card as the helper would, by its own means."""
+    with site.environment():
+        slurm = connect()
+        (found,) = slurm.jobs([job])
+        change = place(found, card, f"v100_{card.index}", 1, slurm.release, time.time())
+        assert change is not None
+        slurm.update_job(change.key, change.fields)
+    assert placed_card(site.jobs()[job]) == card
 
 
 def original(job: Job) -> bool:

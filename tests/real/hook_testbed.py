@@ -14,10 +14,10 @@ from pathlib import Path
 
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.tag import Tag, parse_tag
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.confs import version, with_keys
-from slurm_gpushare.testbed.daemons import wait_until
-from slurm_gpushare.testbed.jobs import show
+from slurm_gpushare.testbed.experiment.submitting import show
+from slurm_gpushare.testbed.slurm.configuration import version, with_keys
+from slurm_gpushare.testbed.slurm.daemons import wait_until
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 USER = "games"
 KNOWN = "gs-" + "k" * 20
@@ -25,25 +25,29 @@ OTHERS = "gs-" + "o" * 20
 UNKNOWN = "gs-" + "u" * 20
 
 
-_first_file: list[Path] = []
+_last_cpus: list[int | None] = []
 
 
-def write_hook_file(testbed: Testbed, *, workloads: int = 0) -> Path:
+def write_hook_file(testbed: Testbed, *, workloads: int = 0, cpus: int | None = None) -> Path:
     """hook.sqlite with a workload of USER's and one of somebody else's, written by a helper that is alive.
 
-    The hook may keep the last file open for two seconds. That matters for the first one only: after it all are alike.
+    The hook may keep the last file open for two seconds. That matters only where the next says something else.
     """
     path = testbed.layout.gpushare / "hook.sqlite"
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as file, file:
         file.executescript("PRAGMA synchronous=OFF; BEGIN;" + (resource_dir("sql") / "hook.sql").read_text())
-        rows = [(KNOWN, pwd.getpwnam(USER).pw_uid, 2), (OTHERS, pwd.getpwnam("nobody").pw_uid, 1)]
-        rows += [(f"gs-{index:020d}".translate(str.maketrans("0189", "abcd")), 1, 1) for index in range(workloads)]
-        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, 4000)", rows)
+        owner, other = pwd.getpwnam(USER).pw_uid, pwd.getpwnam("nobody").pw_uid
+        rows = [(KNOWN, owner, 2, "v100=2", cpus), (OTHERS, other, 1, "v100=1", None)]
+        rows += [
+            (f"gs-{index:020d}".translate(str.maketrans("0189", "abcd")), 1, 1, "v100=1", None)
+            for index in range(workloads)
+        ]
+        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, ?, ?)", rows)
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
-    if not _first_file:
+    if _last_cpus != [cpus]:
         testbed.wait_for_hook(2)
-        _first_file.append(path)
+        _last_cpus[:] = [cpus]
     return path
 
 

@@ -7,16 +7,17 @@ import pwd
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_gpushare.telemetry.record import Kind, Record, parse_record
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.confs import with_keys
-from slurm_gpushare.testbed.jobs import submit
+from slurm_gpushare.telemetry.record import Record, RecordKind
+from slurm_gpushare.telemetry.record_json import parse_record
+from slurm_gpushare.testbed.experiment.submitting import submit
+from slurm_gpushare.testbed.slurm.configuration import with_keys
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 CLOSE = 3.0  # points
 SHARD = "--gres=shard:v100_{gpu}:1"
@@ -31,7 +32,7 @@ def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
 
 def workload(util: float = 50, access: float = 20, mem_mib: int = 2048, work_s: float = 5, epochs: int = 1) -> str:
     return (
-        f"python -m slurm_gpushare.testbed.workload --gpu-util {util} --mem-access {access} --mem-mib {mem_mib} "
+        f"python -m slurm_gpushare.testbed.job.workload --gpu-util {util} --mem-access {access} --mem-mib {mem_mib} "
         f"--work-s {work_s} --epochs {epochs}"
     )
 
@@ -41,11 +42,17 @@ def endless(util: float, access: float, mem_mib: int) -> str:
     return f"unset GPUSHARE_EPOCH_FILE; {workload(util, access, mem_mib, work_s=600, epochs=200)}"
 
 
-def start(testbed: Testbed, script: str, *options: str, gpu: int = 0, node: str = "gpu0", user: str = "games") -> int:
-    home = testbed.layout.home / user
-    return submit(
-        testbed, script, SHARD.format(gpu=gpu), f"--nodelist={node}", "--output=%j.out", *options, user=user, cwd=home
-    )
+def start(
+    testbed: Testbed,
+    script: str,
+    *options: str,
+    gpu: int = 0,
+    node: str = "gpu0",
+    user: str = "games",
+    env: Mapping[str, str] | None = None,
+) -> int:
+    common = (SHARD.format(gpu=gpu), f"--nodelist={node}", "--output=%j.out")
+    return submit(testbed, script, *common, *options, user=user, env=env, cwd=testbed.layout.home / user)
 
 
 def start_measured(
@@ -54,7 +61,9 @@ def start_measured(
     """A job whose script begins once its sampler has seen it: samplers, being nice, start late on a busy machine."""
     wait = "until [ -e go.$SLURM_JOB_ID ]; do sleep 0.05; done"
     job = start(testbed, f"{wait}; {script}", *options, gpu=gpu, node=node, user=user)
-    until(lambda: any(record.job_id == job and record.profile.stats for _, record in spooled(testbed, Kind.INTERIM)))
+    until(
+        lambda: any(record.job_id == job and record.profile.stats for _, record in spooled(testbed, RecordKind.INTERIM))
+    )
     (testbed.layout.home / user / f"go.{job}").touch()
     return job
 
@@ -71,8 +80,8 @@ def open_credential(testbed: Testbed, path: Path) -> tuple[int, Record] | None:
     return (int(found.group(1)), parse_record(payload)) if found else None
 
 
-def spooled(testbed: Testbed, kind: Kind) -> list[tuple[int, Record]]:
-    suffix = "f" if kind is Kind.FINAL else "i"
+def spooled(testbed: Testbed, kind: RecordKind) -> list[tuple[int, Record]]:
+    suffix = "f" if kind is RecordKind.FINAL else "i"
     paths = (testbed.layout.gpushare / "spool" / "incoming").glob(f"*-{suffix}.rec")
     return [found for path in paths if (found := open_credential(testbed, path))]
 
@@ -81,7 +90,7 @@ def final_records(testbed: Testbed, count: int = 1, timeout_s: float = 120.0) ->
     """Final records by job, once there are `count`."""
     incoming = testbed.layout.gpushare / "spool" / "incoming"
     until(lambda: len(list(incoming.glob("*-f.rec"))) >= count, timeout_s)
-    return {record.job_id: record for _, record in spooled(testbed, Kind.FINAL)}
+    return {record.job_id: record for _, record in spooled(testbed, RecordKind.FINAL)}
 
 
 def node_dir(testbed: Testbed, node: str = "gpu0") -> Path:

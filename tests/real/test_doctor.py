@@ -13,15 +13,16 @@ import pytest
 from slurm_gpushare.config import Config, load_config
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.processes import wait_until
+from slurm_gpushare.testbed.slurm.configuration import with_keys
+from slurm_gpushare.testbed.slurm.processes import wait_until
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 Findings = dict[str, dict[str, str]]
 
 
-def doctor(testbed: Testbed, **env: str) -> Findings:
+def doctor(testbed: Testbed, *options: str, **env: str) -> Findings:
     """Findings by check; the worst one where a check has several."""
-    done = testbed.run([sys.executable, "-m", "slurm_gpushare", "doctor", "--json"], check=False, env=env)
+    done = testbed.run([sys.executable, "-m", "slurm_gpushare", "doctor", "--json", *options], check=False, env=env)
     assert done.returncode in {0, 3}, done.stderr
     found: Findings = {}
     for finding in json.loads(done.stdout):
@@ -53,7 +54,10 @@ def limits(testbed: Testbed) -> Iterator[None]:
 
 
 def test_a_site_in_order_has_no_failure(testbed: Testbed, config: Config) -> None:
-    assert failures(doctor(testbed)) == set()
+    found = doctor(testbed)
+    assert failures(found) == set()
+    assert found["hook"]["level"] == found["cli-filter"]["level"] == "pass"
+    assert "other has shared nodes" in found["other-partition"]["found"]
 
 
 def test_what_slurm_conf_lacks_is_named(testbed: Testbed, config: Config) -> None:
@@ -81,11 +85,13 @@ def test_what_gpushare_conf_has_wrong_is_named(testbed: Testbed, config: Config)
     path = testbed.layout.gpushare_conf
     text = path.read_text()
     lines = [line for line in text.splitlines() if not line.startswith(("SlurmVersion", "GpusPerNode", "GpuModel"))]
-    path.write_text(
-        "\n".join([*lines, "SlurmVersion=21.08.1", "GpusPerNode=1", "GpuModel=a100", "DefCpuPerGpu=gpu:8", ""])
-    )
-    expected = {"slurm-version-key", "gpus-per-node", "gpu-types", "node-feature", "DefCpuPerGpu"}
+    path.write_text("\n".join([*lines, "SlurmVersion=21.08.1", "GpuModel=a100", "DefCpuPerGpu=gpu:8", ""]))
+    expected = {"slurm-version-key", "partitions", "DefCpuPerGpu"}
     assert failures(doctor(testbed)) == expected
+    path.write_text("\n".join([*lines, "GpusPerNode=1", ""]))
+    assert "gpus-per-node" in failures(doctor(testbed)), "less than a node has"
+    path.write_text("\n".join([*lines, "GpusPerNode=8", ""]))
+    assert "gpus-per-node" in failures(doctor(testbed)), "more than any node has"
     path.write_text(text.replace("Partitions=gpu", "Partitions=gone"))
     assert "partitions" in failures(doctor(testbed))
     path.write_text("Leese=3\n")
@@ -99,9 +105,38 @@ def test_files_beside_slurm_conf_are_read(testbed: Testbed, config: Config) -> N
     (etc / "gres.conf").write_text((etc / "gres.conf").read_text().replace("AutoDetect=off", "AutoDetect=nvml"))
     (etc / "job_submit.lua").write_text("function slurm_job_submit() return slurm.SUCCESS end\n")
     (etc / "cgroup.conf").write_text("ConstrainDevices=no\n")
+    (etc / "cli_filter.lua").unlink()
     found = doctor(testbed)
-    assert failures(found) == {"autodetect", "hook"}
+    assert failures(found) == {"autodetect", "hook", "cli-filter"}
+    assert "does not call us" in found["hook"]["found"]
+    assert "is missing" in found["cli-filter"]["found"]
     assert found["constrain-devices"]["level"] == "warn"
+    (etc / "job_submit.lua").write_text(f'pcall(dofile, "{etc}/gpushare_submit.lua")\n')
+    assert "gpushare_submit.lua, which is missing" in doctor(testbed)["hook"]["found"]
+
+
+def test_scripts_written_for_other_nodes_are_named(testbed: Testbed, config: Config) -> None:
+    script = testbed.layout.etc / "job_submit.lua"
+    script.write_text(script.read_text().replace("gpu0,gpu1", "gpu0"))
+    assert doctor(testbed)["hook"]["level"] == "warn"
+
+
+def test_a_password_that_everybody_may_read_is_a_failure(testbed: Testbed, config: Config) -> None:
+    path = testbed.layout.gpushare_conf
+    path.write_text(with_keys(path.read_text(), {"StoreUrl": "mysql+pymysql://gpushare:secret@localhost:1/gpushare"}))
+    found = doctor(testbed)
+    assert found["store-password"]["level"] == "fail"
+    assert "secret" not in found["store-password"]["found"] + found["store-password"]["fix"]
+    path.chmod(0o600)
+    assert "store-password" not in failures(doctor(testbed))
+
+
+def test_before_the_first_start_nothing_fails_for_what_the_helper_makes(testbed: Testbed, config: Config) -> None:
+    config.hook_file.unlink()
+    assert failures(doctor(testbed)) == {"hook-file"}
+    found = doctor(testbed, "--first-time")
+    assert failures(found) == set()
+    assert found["hook-file"]["level"] == "later"
 
 
 def test_limits_that_sharing_would_slip_past_are_failures(testbed: Testbed, config: Config, limits: None) -> None:

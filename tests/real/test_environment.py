@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import submit, wait_for
-from slurm_gpushare.testbed.processes import wait_until
+from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
+from slurm_gpushare.testbed.slurm.processes import wait_until
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 COUNT_GPUS = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
 
@@ -66,9 +66,12 @@ def test_the_demonstration_shows_who_shares_and_cleans_up(short_tmp: Path, slurm
     small = ["--policies=exclusive,fcfs", "--jobs=6", "--gpus=2", "--seconds=4", f"--out={short_tmp / 'out'}"]
     argv = [sys.executable, "-m", "slurm_gpushare", "demo", "--dir", str(directory), *small, *suite]
     shown = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=True).stdout
-    table = [line.split() for line in shown.splitlines() if line.startswith(("POLICY", "exclusive", "fcfs"))]
+    table = [line.split() for line in shown.splitlines() if line.startswith(("POLICY", "exclusive ", "fcfs "))]
     shared = {row[0]: row[table[0].index("SHARED")] for row in table}
     assert shared["exclusive"] == "0/6"
     assert shared["fcfs"] != "0/6", "with more jobs than GPUs some must have shared"
+    assert "fcfs: they shared without asking who suits whom" in shown, "a sentence a row"
+    assert "Known beforehand: nothing" in shown
     assert (short_tmp / "out" / "figure.png").stat().st_size > 10_000
+    assert "gpushare" in (short_tmp / "out" / "page.html").read_text()
     assert not directory.exists()

@@ -21,9 +21,9 @@ from hook_testbed import (
 )
 
 from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import show, wait_for
-from slurm_gpushare.testbed.processes import wait_until
+from slurm_gpushare.testbed.experiment.submitting import show, wait_for
+from slurm_gpushare.testbed.slurm.processes import wait_until
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import os
 import pytest
 from hook_testbed import KNOWN, home_of, place, sbatch, write_hook_file
 
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import show, wait_for
+from slurm_gpushare.testbed.experiment.submitting import show, wait_for
+from slurm_gpushare.testbed.slurm.configuration import version
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 from slurm_gpushare.tokens import TokenFile
 
 STEPS = (
@@ -21,6 +22,9 @@ STEPS = (
     "--gres=gpu",
     "--gpus=1 --gpu-bind=closest",
     "--gres=shard:1",
+    "--gpus=v100:1",
+    "--gres=gpu:v100:1",
+    "-n1 --gpus-per-task=v100:1",
 )
 SCRIPT = """
 echo "alone $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_GPUS_ON_NODE" > ~/steps
@@ -40,7 +44,16 @@ def shared(testbed: Testbed) -> Testbed:
     return testbed
 
 
-@pytest.mark.parametrize("options", ["--gpus=1", "--gres=gpu:1", "--gpus-per-task=1 -n1", "--gpus=1 --cpus-per-gpu=2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--gpus=1",
+        "--gres=gpu:v100:1",
+        "--gpus-per-task=v100:1 -n1",
+        "--gpus-per-task=1 -n1 -c2",
+        "--gpus=1 --cpus-per-gpu=2 --mem-per-gpu=1000",
+    ],
+)
 def test_every_srun_of_a_shared_job_sees_the_jobs_gpu(shared: Testbed, options: str) -> None:
     job = sbatch(shared, *options.split(), script=SCRIPT.replace("@STEPS@", "\n".join(STEPS)))
     index = place(shared, job.job_id, index=1, node="gpu0")
@@ -49,6 +62,26 @@ def test_every_srun_of_a_shared_job_sees_the_jobs_gpu(shared: Testbed, options: 
     assert "error" not in (errors.read_text() if errors.exists() else "")
     lines = (home_of(shared) / "steps").read_text().splitlines()
     assert lines == [f"alone gpu0 {index} 1"] + [f"gpu0 {index}"] * len(STEPS)
+
+
+@pytest.mark.parametrize(
+    "options", ["--gpus=1 --cpus-per-gpu=2 --mem-per-gpu=1000", "--gpus-per-node=v100:1", "--gpus-per-task=1 -n1 -c2"]
+)
+def test_script_sees_the_variables_of_a_whole_card(shared: Testbed, options: str) -> None:
+    """The jobs differ in nothing but the GPU's number and in what SLURM_STEP_GRES says to srun."""
+    script = (
+        "env | grep -E '^SLURM_.*(GPU|PER_|TRES|CPUS)' | grep -v '^SLURM_JOB_GPUS=' | sort > ~/variables.$SLURM_JOB_ID"
+    )
+    whole = sbatch(shared, *options.split(), script=script, token=None)
+    wait_for(shared, whole.job_id, ["COMPLETED"])
+    job = sbatch(shared, *options.split(), script=script)
+    place(shared, job.job_id, index=1, node="gpu0")
+    wait_for(shared, job.job_id, ["COMPLETED"])
+    seen, wanted = ((home_of(shared) / f"variables.{j.job_id}").read_text() for j in (job, whole))
+    if version(shared.release) >= (25, 5):  # it takes the variable from the request as the hook has left it
+        wanted = wanted.replace("SLURM_TRES_PER_TASK=cpu=2,gres/gpu=1", "SLURM_TRES_PER_TASK=cpu=2")
+    assert seen == wanted
+    assert "GPU" in seen
 
 
 def test_two_jobs_on_one_card_run_their_steps_side_by_side(shared: Testbed) -> None:

@@ -22,8 +22,8 @@ from hook_testbed import (
 
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.tag import parse_tag
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import show, wait_for
+from slurm_gpushare.testbed.experiment.submitting import show, wait_for
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 REQUEST = ("TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask", "CpusPerTres", "MemPerTres", "TresBind")
 
@@ -228,7 +228,7 @@ def test_raw_shards_are_refused_to_users_and_given_to_root(shared: Testbed) -> N
     error = refused(shared, "sbatch", "--gres=shard:1")
     assert "shards are given out by gpushare" in error
     assert "shards are given out by gpushare" in refused(shared, "srun", "--gres=shard:v100_0:1", "true")
-    wait_for(shared, sbatch(shared, "--gres=shard:1", "-p", "other", token=None).job_id, ["COMPLETED"])
+    assert "shards are given out by gpushare" in refused(shared, "sbatch", "--gres=shard:1", "-p", "other")
     set_conf(shared, RawShards="allow")
     wait_for(shared, sbatch(shared, "--gres=shard:1", token=None).job_id, ["COMPLETED"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hook_testbed import write_hook_file
 
-from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,13 +20,13 @@ def test_every_command_of_the_quick_start_works_for_an_ordinary_user(testbed: Te
     (home / "train.sh").chmod(0o755)
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "quickstart.md").read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 4
-    script = f'set -e\nexport HOME="{home}"\ngpushare() {{ "{sys.executable}" -m slurm_gpushare "$@"; }}\n' + "".join(
-        blocks
-    )
+    own = "$(squeue -h -u games -o %A | head -n 1)"  # where the page has an example's number
+    commands = "".join(blocks).replace("4711", own)
+    script = f'set -e\nexport HOME="{home}"\ngpushare() {{ "{sys.executable}" -m slurm_gpushare "$@"; }}\n{commands}'
     done = testbed.run(["bash", "-c", script], user="games", cwd=home, check=False)
     assert done.returncode == 0, done.stderr
     token = done.stdout.splitlines()[0]
     assert re.fullmatch(r"gs-[a-z2-7]{16,32}", token)
-    assert done.stdout.count("Submitted batch job") == 2
+    assert done.stdout.count("Submitted batch job") == 3
     comments = testbed.run(["squeue", "-h", "-a", "-O", "admin_comment:0"]).stdout
     assert f"GS1:probe;t={token}" in comments

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import show, submit, wait_for
-from slurm_gpushare.testbed.processes import start_ticks, wait_until
-from slurm_gpushare.testbed.reset import reset
+from slurm_gpushare.testbed.experiment.submitting import show, submit, wait_for
+from slurm_gpushare.testbed.slurm.processes import start_ticks, wait_until
+from slurm_gpushare.testbed.slurm.reset import reset
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 SHARED = ("--gres=shard:v100_0:1", "--nodelist=gpu0")
 

@@ -14,11 +14,12 @@ from telemetry_bed import ingest_until
 from slurm_gpushare.config import load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.telemetry.record import Kind, Scope, parse_record
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import submit
+from slurm_gpushare.telemetry.record import RecordKind, Scope
+from slurm_gpushare.telemetry.record_json import encode_record, parse_record
+from slurm_gpushare.testbed.experiment.submitting import submit
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
-WORKLOAD = "python -m slurm_gpushare.testbed.workload --gpu-util 60 --mem-access 30 --mem-mib 4000 --work-s 4"
+WORKLOAD = "python -m slurm_gpushare.testbed.job.workload --gpu-util 60 --mem-access 30 --mem-mib 4000 --work-s 4"
 USER = "games"
 
 
@@ -48,7 +49,7 @@ def test_a_probed_job_becomes_the_profile_of_its_token(testbed: Testbed, store: 
     assert profile.features["mgup"] == pytest.approx(60, abs=3)
     assert profile.features["mgtsamp"] == pytest.approx(30, abs=3)
     assert profile.mem_used_mib == 4000
-    (run,) = store.runs.of_token(token)
+    (run,) = store.runs.of_tokens([token])
     assert (run.job_id, run.by_node, run.shared_s) == (job, True, 0)
 
 
@@ -77,14 +78,15 @@ def test_a_job_without_a_token_leaves_nothing_but_a_count(testbed: Testbed, stor
 def test_a_user_without_rights_cannot_write_another_users_profile(testbed: Testbed, store: Store) -> None:
     token, _ = run_probe(testbed)
     ingest_until(testbed, "counted")
-    (run,) = store.runs.of_token(token)
+    (run,) = store.runs.of_tokens([token])
     genuine = store.runs.record(run.id)
     assert genuine is not None
-    body = json.loads(genuine.to_json())
+    body = json.loads(encode_record(genuine))
     body["features"]["mgup"] = 1.0
     forged = {
         "node": body | {"run_id": "0" * 32},
-        "user": body | {"run_id": "1" * 32, "scope": Scope.COMMAND.value, "token": token, "kind": Kind.FINAL.value},
+        "user": body
+        | {"run_id": "1" * 32, "scope": Scope.COMMAND.value, "token": token, "kind": RecordKind.FINAL.value},
     }
     incoming = testbed.layout.gpushare / "spool" / "incoming"
     for name, content in forged.items():

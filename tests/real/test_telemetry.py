@@ -20,10 +20,10 @@ from telemetry_bed import (
     workload,
 )
 
-from slurm_gpushare.telemetry.record import Closed, Kind, Record
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import wait_for
-from slurm_gpushare.testbed.layout import Shape
+from slurm_gpushare.telemetry.record import Closed, Record, RecordKind
+from slurm_gpushare.testbed.experiment.submitting import wait_for
+from slurm_gpushare.testbed.slurm.layout import Shape
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 
@@ -38,12 +38,12 @@ def test_a_job_alone_is_profiled_as_it_is(testbed: Testbed, util: float, access:
     assert record.shared_s == 0
     assert record.alone_s == pytest.approx(4, abs=1.5)
     assert record.profile.stats["job_processes"].max >= 2
-    assert {uid for uid, _ in spooled(testbed, Kind.FINAL)} == {0}, "a node's record is root's"
+    assert {uid for uid, _ in spooled(testbed, RecordKind.FINAL)} == {0}, "a node's record is root's"
 
 
 def test_sharers_are_profiled_by_their_own_processes(testbed: Testbed) -> None:
     first = start(testbed, endless(70, 40, 6000))
-    until(lambda: any(record.alone_s > 4 for _, record in spooled(testbed, Kind.INTERIM)))
+    until(lambda: any(record.alone_s > 4 for _, record in spooled(testbed, RecordKind.INTERIM)))
     second = start_measured(testbed, workload(50, 20, 3000, work_s=5), user="nobody")
     final_records(testbed)
     testbed.run(["scancel", str(first)])
@@ -82,6 +82,25 @@ def test_the_job_itself_can_tell_that_its_epoch_is_over(testbed: Testbed) -> Non
     wait_for(testbed, job, ["COMPLETED"])
 
 
+def test_frameworks_of_whoever_takes_part_let_their_memory_grow(testbed: Testbed) -> None:
+    asked = "echo grow=$TF_FORCE_GPU_ALLOW_GROWTH preallocate=$XLA_PYTHON_CLIENT_PREALLOCATE"
+    whole, token = "--gres=gpu:1", "--comment=gpushare:gs-frameworkframework22"
+    own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
+    jobs = {
+        "probe": start(testbed, asked, whole, token),
+        "sharer": start(testbed, asked, token),
+        "its owner knows better": start(testbed, asked, whole, token, env=own),
+        "takes no part": start(testbed, asked, whole),
+    }
+    wait_for(testbed, list(jobs.values()), ["COMPLETED"])
+    assert {who: output(testbed, job).strip() for who, job in jobs.items()} == {
+        "probe": "grow=true preallocate=false",
+        "sharer": "grow=true preallocate=false",
+        "its owner knows better": "grow=true preallocate=true",
+        "takes no part": "grow= preallocate=",
+    }
+
+
 def test_a_profile_is_no_longer_than_the_site_allows(testbed: Testbed) -> None:
     configure(testbed, ProbeSeconds="2")
     job = start_measured(testbed, workload(work_s=6))
@@ -92,12 +111,12 @@ def test_a_profile_is_no_longer_than_the_site_allows(testbed: Testbed) -> None:
 
 def test_an_interim_record_says_how_it_goes(testbed: Testbed) -> None:
     job = start(testbed, endless(40, 10, 1024))
-    until(lambda: any(record.seq >= 2 and record.features.mgup for _, record in spooled(testbed, Kind.INTERIM)))
-    [(_, record)] = spooled(testbed, Kind.INTERIM)
+    until(lambda: any(record.seq >= 2 and record.features.mgup for _, record in spooled(testbed, RecordKind.INTERIM)))
+    [(_, record)] = spooled(testbed, RecordKind.INTERIM)
     assert (record.job_id, record.closed) == (job, Closed.OPEN)
     testbed.run(["scancel", str(job)])
     assert final_records(testbed)[job].run_id == record.run_id
-    until(lambda: not spooled(testbed, Kind.INTERIM))
+    until(lambda: not spooled(testbed, RecordKind.INTERIM))
 
 
 def test_every_record_of_32_concurrent_jobs_arrives(short_tmp: Path, request: pytest.FixtureRequest) -> None:
@@ -112,10 +131,10 @@ def test_every_record_of_32_concurrent_jobs_arrives(short_tmp: Path, request: py
         ]
         partners = {job: {jobs[index ^ 1]} for index, job in enumerate(jobs)}
         wait_for(testbed, jobs, ["RUNNING"])
-        until(lambda: neighbours(spooled(testbed, Kind.INTERIM)) == partners, 300)
+        until(lambda: neighbours(spooled(testbed, RecordKind.INTERIM)) == partners, 300)
         testbed.run(["scancel", *map(str, jobs)])
         final_records(testbed, 32)
-        finals = spooled(testbed, Kind.FINAL)
+        finals = spooled(testbed, RecordKind.FINAL)
         assert neighbours(finals) == partners
         assert {record.features.mem_used_mib for _, record in finals} == {1024}
     finally:

@@ -24,11 +24,11 @@ from telemetry_bed import (
     workload,
 )
 
-from slurm_gpushare.telemetry.record import Kind
-from slurm_gpushare.testbed.cluster import Testbed
+from slurm_gpushare.telemetry.record import RecordKind
 from slurm_gpushare.testbed.emulator.node import set_fault
-from slurm_gpushare.testbed.jobs import wait_for
-from slurm_gpushare.testbed.rootfs import host_suite
+from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
+from slurm_gpushare.testbed.slurm.rootfs import host_suite
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 
@@ -55,16 +55,16 @@ def test_an_epilog_before_the_sampler_is_up_costs_no_record(testbed: Testbed) ->
 
 def test_a_requeued_job_is_measured_anew(testbed: Testbed) -> None:
     job = start(testbed, endless(40, 10, 1024), "--requeue")
-    until(lambda: spooled(testbed, Kind.INTERIM))
+    until(lambda: spooled(testbed, RecordKind.INTERIM))
     testbed.run(["scontrol", "requeue", str(job)])
     wait_for(testbed, job, ["PENDING"])
     # Slurm itself waits two minutes; 22.05 runs no second prolog for a job that starts anew within a second.
     testbed.run(["scontrol", "update", f"JobId={job}", "StartTime=now+2seconds"])
     wait_for(testbed, job, ["RUNNING"])
-    until(lambda: spooled(testbed, Kind.INTERIM))
+    until(lambda: spooled(testbed, RecordKind.INTERIM))
     testbed.run(["scancel", str(job)])
-    until(lambda: len(spooled(testbed, Kind.FINAL)) == 2)
-    runs = {record.run_id for _, record in spooled(testbed, Kind.FINAL)}
+    until(lambda: len(spooled(testbed, RecordKind.FINAL)) == 2)
+    runs = {record.run_id for _, record in spooled(testbed, RecordKind.FINAL)}
     assert len(runs) == 2
 
 
@@ -86,12 +86,20 @@ def test_what_is_not_ours_is_left_alone(testbed: Testbed, what: str, changes: di
     assert list((testbed.layout.gpushare / "state").rglob("*/jobs/*")) == []
 
 
+@pytest.mark.parametrize(("comment", "measured"), [("", False), ("my own words", False), ("x gpushare:gs-k", True)])
+def test_only_a_job_that_takes_part_has_its_gpus_looked_for(testbed: Testbed, comment: str, measured: bool) -> None:
+    """Slurm names no GPU of a CPU job, and none of a job that starts just after slurmctld."""
+    hook_script(testbed, "prolog", 900004, gpus="", SLURM_JOB_COMMENT=comment)
+    assert (node_dir(testbed) / "jobs" / "900004").exists() == measured
+    hook_script(testbed, "epilog", 900004, gpus="", SLURM_JOB_COMMENT=comment)
+
+
 def test_a_sampler_outlives_its_slurmd_s_restart(testbed: Testbed) -> None:
     job = start(testbed, endless(40, 10, 1024))
-    until(lambda: any(record.alone_s > 2 for _, record in spooled(testbed, Kind.INTERIM)))
+    until(lambda: any(record.alone_s > 2 for _, record in spooled(testbed, RecordKind.INTERIM)))
     testbed.restart("slurmd-gpu0")
-    [(_, before)] = spooled(testbed, Kind.INTERIM)
-    until(lambda: any(record.seq >= before.seq + 2 for _, record in spooled(testbed, Kind.INTERIM)))
+    [(_, before)] = spooled(testbed, RecordKind.INTERIM)
+    until(lambda: any(record.seq >= before.seq + 2 for _, record in spooled(testbed, RecordKind.INTERIM)))
     testbed.run(["scancel", str(job)])
     assert_features(final_records(testbed)[job], 40, 6.25, 10)
 
@@ -111,6 +119,22 @@ def test_both_sharers_are_in_dcgm_s_job_mapping(testbed: Testbed) -> None:
     until(lambda: (mapping / "1").read_text() == "4242\n")
 
 
+def test_all_cards_of_a_job_with_several_are_in_dcgm_s_job_mapping(testbed: Testbed) -> None:
+    """From 23.11 on a prolog is told of the last card only, where each has a type of its own."""
+    mapping = testbed.layout.gpushare / "dcgm"
+    configure(testbed, DcgmJobMappingDir=str(mapping), GpusPerNode=str(testbed.shape.gpus))
+    each = f"for gpu in 0 1; do CUDA_VISIBLE_DEVICES=$gpu {workload(40, 10, 1024, work_s=600)} & done; wait"
+    options = ("--gres=gpu:2", "--mem=100", "--output=/dev/null")
+    job = submit(testbed, each, *options, user="games", cwd=testbed.layout.home / "games")
+
+    def mapped() -> list[str]:
+        return sorted(path.name for path in mapping.glob("[0-9]*") if str(job) in path.read_text().split())
+
+    until(lambda: mapped() == ["0", "1"])
+    testbed.run(["scancel", str(job)])
+    until(lambda: mapped() == [])
+
+
 @pytest.mark.parametrize("fault", ["* hang", "nvmlDeviceGetUtilizationRates hang", "* 15", "nvmlInit 9"])
 def test_a_broken_nvml_costs_numbers_and_nothing_else(testbed: Testbed, fault: str) -> None:
     set_fault(testbed.layout.emu, "gpu0", fault)
@@ -128,7 +152,7 @@ def test_an_nvml_that_hung_for_a_while_is_used_again(testbed: Testbed) -> None:
     until(lambda: "has not answered" in log(testbed))
     set_fault(testbed.layout.emu, "gpu0", "none 0")
     until(lambda: "answers again" in log(testbed))
-    until(lambda: any((record.features.mgup or 0) > 37 for _, record in spooled(testbed, Kind.INTERIM)))
+    until(lambda: any((record.features.mgup or 0) > 37 for _, record in spooled(testbed, RecordKind.INTERIM)))
     testbed.run(["scancel", str(job)])
     assert final_records(testbed)[job].features.mgup == pytest.approx(40, abs=CLOSE)
 

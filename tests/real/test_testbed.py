@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.testbed import confs
-from slurm_gpushare.testbed.cluster import Testbed
-from slurm_gpushare.testbed.jobs import submit, wait_for
-from slurm_gpushare.testbed.layout import Layout, Shape
-from slurm_gpushare.testbed.processes import marked_pids, start_ticks, wait_until
+from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
+from slurm_gpushare.testbed.slurm import configuration
+from slurm_gpushare.testbed.slurm.layout import Layout, Shape
+from slurm_gpushare.testbed.slurm.processes import marked_pids, start_ticks, wait_until
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 GPUSHARE = [sys.executable, "-m", "slurm_gpushare"]
 
@@ -150,8 +150,8 @@ def test_two_testbeds_live_side_by_side(testbed: Testbed, spare: Spare) -> None:
 
 
 def test_a_daemon_that_does_not_start_is_named_with_its_log(spare: Spare, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = confs.slurm_conf
-    monkeypatch.setattr(confs, "slurm_conf", lambda *args: good(*args) + "SelectType=select/nonsense\n")
+    good = configuration.slurm_conf
+    monkeypatch.setattr(configuration, "slurm_conf", lambda *args: good(*args) + "SelectType=select/nonsense\n")
     with pytest.raises(GpushareError, match=r"slurmctld: died at start: .*select/nonsense"):
         spare.start()
     assert nothing_left(spare)
@@ -159,7 +159,7 @@ def test_a_daemon_that_does_not_start_is_named_with_its_log(spare: Spare, monkey
 
 def test_a_full_disk_is_one_line(spare: Spare) -> None:
     spare.dir.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(spare.dir)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(spare.dir)], check=True)
     try:
         failed = command(spare, "up", "--nodes=1", "--gpus=1")
         assert failed.returncode == 1

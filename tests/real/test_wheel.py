@@ -15,20 +15,27 @@ DATA = ("lua_bridge", "prolog", "share", "sql")
 SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "slurm_gpushare", *DATA)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory into which the wheel was installed. It is built from a copy: building leaves files behind."""
-    top = tmp_path_factory.mktemp("wheel")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq")
+
+
+def build_wheel(top: Path) -> Path:
+    """The wheel, built below `top` from a copy: building leaves files behind."""
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, top / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            (top / "source").mkdir(exist_ok=True)
+            (top / "source").mkdir(exist_ok=True, parents=True)
             shutil.copy(ROOT / name, top / "source" / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", top, top / "source"], check=True)
+    subprocess.run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", top, top / "source"], check=True)
     (wheel,) = top.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", top / "site", wheel], check=True)
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory into which the wheel was installed."""
+    top = tmp_path_factory.mktemp("wheel")
+    subprocess.run([*PIP, "install", "--no-deps", "--target", top / "site", build_wheel(top)], check=True)
     return top / "site"
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from slurm_gpushare.testbed import database
-from slurm_gpushare.testbed.layout import Layout
+from slurm_gpushare.testbed.slurm import database
+from slurm_gpushare.testbed.slurm.layout import Layout
 
 # The store's unit tests are run again here, on the real thing.
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))

@@ -29,8 +29,10 @@ slurm.log_debug = slurm.log_error
 -- Numbers that sbatch leaves unset; strings that it leaves unset are nil.
 local NUMBERS = {
   begin_time = 0, cpus_per_task = 65534, het_job_offset = 4294967294, immediate = 0, max_nodes = 4294967294, min_cpus = 1,
-  min_nodes = 4294967294, ntasks_per_node = 65534, ntasks_per_tres = 65534, num_tasks = 4294967294, shared = 65534,
-  sockets_per_node = 65534, user_id = 1000,
+  min_nodes = 4294967294, nice = 4294967294, ntasks_per_core = 65534, ntasks_per_node = 65534, ntasks_per_socket = 65534,
+  ntasks_per_tres = 65534, num_tasks = 4294967294, pn_min_cpus = 65534,
+  requeue = 65534, shared = 65534,
+  sockets_per_node = 65534, time_limit = 4294967294, user_id = 1000,
 }
 local MAYBE_NUMBERS = { min_mem_per_cpu = true, min_mem_per_node = true } -- nil when unset
 local STRINGS = {}
@@ -39,7 +41,17 @@ for name in ([[admin_comment clusters comment cpus_per_tres features mem_per_tre
   STRINGS[name] = true
 end
 
-local run = { said = said, logged = logged, hook = dofile(bridge .. "/gpushare.lua") }
+local site = { models = {} } -- what configure writes into the scripts; gpushare.conf is enough for most tests
+local loaded = {}
+
+local function load(name)
+  if not loaded[name] then
+    loaded[name] = assert(loadfile(bridge .. "/" .. name .. ".lua"))(load, site)
+  end
+  return loaded[name]
+end
+
+local run = { fetched = {}, said = said, logged = logged, site = site, load = load, hook = load("gpushare") }
 
 -- A job descriptor like slurmctld's: an empty table whose metatable answers, refuses nil, and here also raises on any
 -- field outside of the hook's allow-list. `fail_on` makes writing that field raise.
@@ -56,6 +68,10 @@ function run.descriptor(given, batch, fail_on)
       assert(name == "SLURM_PRIO_PROCESS", "read the environment variable " .. name)
       return batch and "0" or nil
     end,
+    __newindex = function(_, name, value)
+      assert(name == "GPUSHARE_GANG", "wrote the environment variable " .. name)
+      values["environment." .. name] = value
+    end,
   })
   local proxy = setmetatable({}, {
     __index = function(_, name)
@@ -63,6 +79,7 @@ function run.descriptor(given, batch, fail_on)
         return environment
       end
       assert(NUMBERS[name] or MAYBE_NUMBERS[name] or STRINGS[name], "read the field " .. tostring(name))
+      run.fetched[#run.fetched + 1] = name
       return values[name]
     end,
     __newindex = function(_, name, value)
@@ -81,12 +98,20 @@ function run.descriptor(given, batch, fail_on)
   return proxy, values
 end
 
-run.partitions = { gpu = { flag_default = 1 }, gpu2 = { flag_default = 0 }, other = { flag_default = 0 } }
+-- `twin` has nodes of a partition that shares, `other` has none of them.
+run.partitions = {
+  gpu = { flag_default = 1, nodes = "gpu[0-1],big0", max_cpus_per_node = 4294967295, total_cpus = 98, total_nodes = 3 },
+  gpu2 = { flag_default = 0, nodes = "gpu[2-3]", max_cpus_per_node = 6, total_cpus = 64, total_nodes = 2 },
+  twin = { flag_default = 0, nodes = "cpu[000-120],gpu[1,7]" },
+  other = { flag_default = 0, nodes = "cpu[000-120],gpu7" },
+}
+local PARTITION = { flag_default = true, max_cpus_per_node = true, nodes = true, total_cpus = true, total_nodes = true }
 for name, values in pairs(run.partitions) do
   run.partitions[name] = setmetatable({}, {
     __index = function(_, field)
-      assert(field == "flag_default", "read the partition's " .. field)
-      return as_c_number(values[field])
+      assert(PARTITION[field], "read the partition's " .. field)
+      local value = values[field]
+      return type(value) == "number" and as_c_number(value) or value
     end,
   })
 end
@@ -112,6 +137,7 @@ end
 
 function run.modify(given, record, options)
   options = options or {}
+  given.min_cpus = given.min_cpus or 4294967294 -- scontrol, unlike sbatch, leaves it unset
   local desc, values = run.descriptor(given, false)
   local _, before = run.descriptor(given)
   local job = setmetatable({}, {

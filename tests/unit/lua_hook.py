@@ -47,6 +47,10 @@ class LuaHook:
         return self.directory / "gpushare.conf"
 
     @property
+    def last_good(self) -> Path:
+        return self.directory / "gpushare.conf.good"
+
+    @property
     def hook_file(self) -> Path:
         return self.directory / "hook.sqlite"
 
@@ -60,13 +64,24 @@ class LuaHook:
         }
         self.conf.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
 
-    def write_hook_file(self, path: Path | None = None, heartbeat_age_s: int = 0, cluster: int = 2) -> None:
+    def write_hook_file(
+        self,
+        path: Path | None = None,
+        heartbeat_age_s: int = 0,
+        cluster: int = 2,
+        uid: int = USER,
+        gpus: int = 1,
+        gangs: int = 0,
+        models: str = "",
+        cpus: int | None = None,
+    ) -> None:
         path = path or self.hook_file
         with closing(sqlite3.connect(path)) as file, file:
             file.executescript("PRAGMA synchronous=OFF; BEGIN;" + (ROOT / "sql" / "hook.sql").read_text())
-            file.execute("INSERT INTO workload VALUES (?, ?, ?, 4000)", (KNOWN, USER, cluster))
-            file.execute("INSERT INTO workload VALUES (?, ?, 1, 4000)", (OTHERS, USER + 1))
-            file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()) - heartbeat_age_s,))
+            row = (KNOWN, uid, cluster, models or f"v100={cluster}/{gpus}", cpus)
+            file.execute("INSERT INTO workload VALUES (?, ?, ?, ?, ?)", row)
+            file.execute("INSERT INTO workload VALUES (?, ?, 1, 'v100=1', 3)", (OTHERS, USER + 1))
+            file.execute("UPDATE helper SET heartbeat_s = ?, gangs = ?", (int(time.time()) - heartbeat_age_s, gangs))
 
     def chunk(self, lua: str, timeout_s: float = 60) -> str:
         """Run the body of ``function(run)``; what it prints."""
@@ -74,7 +89,12 @@ class LuaHook:
         cases.write_text(f"return function(run)\n{lua}\nend\n")
         done = subprocess.run(
             [self.interpreter, str(ROOT / "tests/unit/hook_harness.lua"), str(ROOT / "lua_bridge"), str(cases)],
-            env={"GPUSHARE_CONF": str(self.conf), "PATH": "/usr/bin:/bin", "HOME": str(self.directory)},
+            env={
+                "GPUSHARE_CONF": str(self.conf),
+                "GPUSHARE_LAST_GOOD": str(self.last_good),
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(self.directory),
+            },
             capture_output=True,
             text=True,
             timeout=timeout_s,

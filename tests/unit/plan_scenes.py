@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from slurm_gpushare.coschedule.plan import plan
-from slurm_gpushare.coschedule.settings import PolicySettings
-from slurm_gpushare.coschedule.snapshot import (
-    DurationSource,
+from slurm_gpushare.coschedule.planning.plan import plan
+from slurm_gpushare.coschedule.policy_settings import PolicySettings
+from slurm_gpushare.coschedule.view.snapshot import (
     Gpu,
     How,
-    Node,
+    NodeRoom,
     Occupant,
     PendingJob,
     Placement,
@@ -41,10 +40,10 @@ class Flat:
         raise AssertionError("the plan never learns")
 
 
-def running(job_id: str = "r", **changes: Any) -> Occupant:
+def running(key: str = "r", **changes: Any) -> Occupant:
     """A resident of 10 000 s that has run for 1000."""
     usual = Occupant(
-        job_id,
+        key,
         "gs-r",
         cluster=2,
         user="ann",
@@ -53,15 +52,14 @@ def running(job_id: str = "r", **changes: Any) -> Occupant:
         start_s=NOW - 1000,
         limit_s=30_000,
         expected_s=10_000,
-        expected_source=DurationSource.HISTORY,
     )
     return replace(usual, **changes)
 
 
-def pending(job_id: str = "p", **changes: Any) -> PendingJob:
+def pending(key: str = "p", **changes: Any) -> PendingJob:
     """A short job that fits everywhere."""
     usual = PendingJob(
-        job_id,
+        key,
         "gs-p",
         cluster=0,
         user="bob",
@@ -71,7 +69,6 @@ def pending(job_id: str = "p", **changes: Any) -> PendingJob:
         node_mem_mib=1000,
         limit_s=600,
         expected_s=300,
-        expected_source=DurationSource.HISTORY,
         eligible_s=NOW - 60,
     )
     return replace(usual, **changes)
@@ -84,7 +81,7 @@ def card(*occupants: Occupant, node: str = "n1", index: int = 0, **changes: Any)
 def decide(
     gpus: Sequence[Gpu],
     jobs: Sequence[PendingJob],
-    nodes: Sequence[Node] = (Node("n1", 32, 100_000),),
+    nodes: Sequence[NodeRoom] = (NodeRoom("n1", 32, 100_000),),
     knowledge: Flat | None = None,
     settings: PolicySettings = SETTINGS,
     **changes: Any,
@@ -94,7 +91,7 @@ def decide(
 
 
 def places(got: Plan) -> dict[str, tuple[str, int, How]]:
-    return {p.job_id: (p.node, p.index, p.how) for p in got.placements}
+    return {p.key: (p.node, p.index, p.how) for p in got.placements}
 
 
 def only(got: Plan) -> Placement:

@@ -27,7 +27,7 @@ def job(key: str = "1", **changes: Any) -> Job:
         "num_nodes": 1, "nodes": (), "wanted_nodes": "", "excluded_nodes": (), "features": "", "exclusive": False,
         "dependency": "", "requeue": True, "restarts": 0, "cpus": 4, "mem_mib": 1000, "per_job": "",
         "per_node": "gres/gpu:1", "per_socket": "", "per_task": "", "per_gpu_extras": False,
-        "admin_comment": "", "comment": "",
+        "admin_comment": "",
     }  # fmt: skip
     values |= changes
     values["admin_comment"] = values.pop("tag", None) or values["admin_comment"]

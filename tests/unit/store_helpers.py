@@ -9,8 +9,9 @@ from pathlib import Path
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import CredentialError, Sealed
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.store.tags import JobTag
-from slurm_gpushare.telemetry.record import Closed, Features, Kind, Period, Record, Scope, Stat, new_id
+from slurm_gpushare.telemetry.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
+from slurm_gpushare.telemetry.record_json import encode_record
+from slurm_gpushare.tokens import OwnedToken
 
 NOW = 1_800_000_000.0
 ALICE, BOB = 1001, 1002
@@ -43,7 +44,7 @@ def record(
         record_id=new_id(),
         run_id=new_id(),
         seq=9,
-        kind=Kind.FINAL,
+        kind=RecordKind.FINAL,
         scope=Scope.JOB,
         job_id=job_id,
         node="gpu0",
@@ -67,7 +68,7 @@ def command_record(job_id: int = 1, token: str | None = None, **changes: object)
 
 def seal(made: Record | str, uid: int = 0) -> bytes:
     """Stands for munge where the test is not about munge: the uid in front of the payload."""
-    return f"{uid}:{made if isinstance(made, str) else made.to_json()}".encode()
+    return f"{uid}:{made if isinstance(made, str) else encode_record(made)}".encode()
 
 
 def unseal(credential: bytes) -> Sealed:
@@ -77,10 +78,10 @@ def unseal(credential: bytes) -> Sealed:
     return Sealed(int(uid), payload)
 
 
-class Tags(dict[int, JobTag]):
+class Tags(dict[int, OwnedToken]):
     """Slurm's answer about jobs, as a test sets it."""
 
-    def __call__(self, job_ids: Collection[int]) -> Mapping[int, JobTag]:
+    def __call__(self, job_ids: Collection[int]) -> Mapping[int, OwnedToken]:
         self.asked = sorted(job_ids)
         return {job: self[job] for job in job_ids if job in self}
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from slurm_gpushare.cli.characterize import characterize
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.clusters import ClusterModel, elbow, fit_clusters
-from slurm_gpushare.knowledge.default import default_model
+from slurm_gpushare.knowledge.shipped import default_model
 from slurm_gpushare.knowledge.workloads import METHODS, SENSITIVE, enlarge, read_workloads
 
 FIGURE_4 = [(21, 8), (61, 43), (89, 56)]
@@ -36,6 +36,8 @@ def test_the_papers_figures_are_reproduced(data_dir: Path, tmp_path: Path) -> No
     assert not attributes & set(SENSITIVE)
     model = ClusterModel.from_json(json.loads((tmp_path / "out" / "model.json").read_text()))
     assert model.centroids == pytest.approx(default_model().centroids, abs=0.5), "the shipped model is this one"
+    assert summary["third_feature"] == {"name": "mgtsamp", "place": {"MGUP": 2, "MGMAP": 13}, "chosen_on": "MGUP"}
+    assert summary["elbow_by_largest_k"] == {str(k): 2 if k < 7 else 3 for k in range(5, 14)}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -49,7 +51,7 @@ def test_synthetic_points_are_percentages(data_dir: Path, method: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Model,BS\n", "0 workloads"),
+        ("Model,Dataset,BS,MGUP,MGMAP,MaGTSAMP\n", "0 workloads"),
         ("Model,Dataset,BS,MGUP,MGMAP\n" + "m,d,2,1,1\n" * 3, "no column MaGTSAMP"),
         ("Model,Dataset,BS,MGUP,MGMAP,MaGTSAMP\n" + "m,d,2,1,1,x\n" * 3, "MaGTSAMP is 'x'"),
         ("Model,Dataset,BS,MGUP,MGMAP,MaGTSAMP\n" + "m,d,2,101,1,1\n" * 3, "MGUP is a percentage"),

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -50,17 +52,38 @@ def test_a_bug_is_one_line_too_and_a_traceback_only_with_debug(
         cli.main(["--debug", "fail"])
 
 
+def test_a_missing_library_is_told_with_the_extra_that_brings_it(
+    failing: list[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.append(ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats"))
+    assert run(["fail"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "slurm-gpushare[controller]" in said
+
+
 def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["frobnicate"]) == 2
     assert capsys.readouterr().err.startswith("gpushare: error: No such command 'frobnicate'")
 
 
+@pytest.mark.parametrize("command", [["job", "--help"], ["configure", "--help"]])
+def test_a_reader_that_goes_away_is_no_failure(command: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "slurm_gpushare", *command], stdout=pipe, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_help_of_each_command_agrees_with_the_list() -> None:
     context = click.Context(cli.gpushare)
-    for name, lazy in cli.COMMANDS.items():
+    for name, help_text in cli.COMMANDS.items():
         command = cli.gpushare.get_command(context, name)
         assert command is not None
-        assert command.get_short_help_str(limit=200).rstrip(".") == lazy.help.rstrip("."), name
+        assert command.get_short_help_str(limit=200).rstrip(".") == help_text.rstrip("."), name
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -72,3 +95,17 @@ def test_help_imports_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_on_a_full_disk_is_told_as_that_and_not_as_a_bug(unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "slurm_gpushare", "--help"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "gpushare: error: output: cannot be written: No space left on device. Make room, or write elsewhere.\n"
+    )

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.testbed.contention import rate
-from slurm_gpushare.testbed.demands import infer_demand, read_demand
 from slurm_gpushare.testbed.emulator.card import Demand
-from slurm_gpushare.testbed.pairs import read_pairs
-from slurm_gpushare.testbed.workload import rate_function
+from slurm_gpushare.testbed.job.contention import rate
+from slurm_gpushare.testbed.job.demands import infer_demand, read_demand
+from slurm_gpushare.testbed.job.pair_rates import read_pairs
+from slurm_gpushare.testbed.job.workload import rate_function
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHT, HEAVY, IDLE = Demand(25, 10, 1000), Demand(95, 50, 8000), Demand(0, 0, 500)
@@ -98,9 +98,9 @@ def test_pairs_of_another_gpu_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "header", "says"),
     [
-        ("a,b,V100,1,fast,0.9\n", HEADER, r"pairs.csv:2: 'fast' is not a rate"),
-        ("a,b,V100,1,0.9,\n", HEADER, r"pairs.csv:2: '' is not a rate"),
-        ("a,b,V100,1,-0.5,1\n", HEADER, r"pairs.csv:2: '-0.5' is not a rate"),
+        ("a,b,V100,1,fast,0.9\n", HEADER, r"pairs.csv:2: rate_a is 'fast', not a number"),
+        ("a,b,V100,1,0.9,\n", HEADER, r"pairs.csv:2: rate_b '' is not a rate"),
+        ("a,b,V100,1,-0.5,1\n", HEADER, r"pairs.csv:2: rate_a '-0.5' is not a rate"),
         ("", "profile_a,profile_b\n", r"no column gpu_model"),
     ],
 )
@@ -141,6 +141,6 @@ def test_telemetry_of_a_profile_is_its_demand_maxima_first(tmp_path: Path) -> No
 
 def test_a_job_needs_none_of_the_scientific_stack() -> None:
     heavy = {"numpy", "click", "sqlalchemy"}
-    code = f"import sys, slurm_gpushare.testbed.workload; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, slurm_gpushare.testbed.job.workload; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

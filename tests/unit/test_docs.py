@@ -45,11 +45,30 @@ def test_every_documented_command_and_option_exists(page: Path) -> None:
             assert option in known, f"gpushare {words} has no {option}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {heading.replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
         if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+
+
+ROOTS = (ROOT, ROOT / "slurm_gpushare", ROOT / "slurm_gpushare" / "coschedule", ROOT / "tests")
+MADE_LATER = {"out/chaos.json", "sql/NNNN_name.sql"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`((?:\w+/)+[\w.]+\.(?:py|lua|sh|c|sql|json|yml|service))`", page.read_text()))
+    assert {name for name in named - MADE_LATER if not any((root / name).exists() for root in ROOTS)} == set()
 
 
 def test_reference_is_what_the_code_says() -> None:

@@ -27,8 +27,8 @@ GPU_IS_LOST, NOT_FOUND, DRIVER_NOT_LOADED, NOT_SUPPORTED, FUNCTION_NOT_FOUND, IN
 HOLD = """
 import sys
 from pathlib import Path
-from slurm_gpushare.testbed.emulator.card import Card, Demand, Sample, now_us
-card = Card(Path({path!r}))
+from slurm_gpushare.testbed.emulator.card import EmulatedCard, Demand, Sample, now_us
+card = EmulatedCard(Path({path!r}))
 seat = card.join(Demand(50, 20, 3000))
 seat.publish(Sample(now_us(), 50, 20, 0, 0, 1))
 print("seated", flush=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,18 +14,21 @@ from slurm_things import NOW, TOKEN_A, TOKEN_B, job, node, running
 
 from slurm_gpushare.config import parse_config
 from slurm_gpushare.coschedule import log
-from slurm_gpushare.coschedule.adopt import adoptions, asked_token
-from slurm_gpushare.coschedule.ledger import Ledger, pairs_now
+from slurm_gpushare.coschedule.acting.failed_placements import Placements
+from slurm_gpushare.coschedule.acting.tagging import adoptions, untagged
 from slurm_gpushare.coschedule.lock import Lock
-from slurm_gpushare.coschedule.nudge import Nudge
-from slurm_gpushare.coschedule.observe import Facts, Workload, expectation, observe, placeable, startable
-from slurm_gpushare.coschedule.occupancy import occupancy
-from slurm_gpushare.coschedule.snapshot import DurationSource
-from slurm_gpushare.coschedule.takeback import Placements
+from slurm_gpushare.coschedule.pairs.ledger import Ledger, Turn, pairs_now
+from slurm_gpushare.coschedule.pairs.spans import SpanKeeper, past_spans
+from slurm_gpushare.coschedule.view.observe import expectation, observe
+from slurm_gpushare.coschedule.view.occupancy import occupancy
+from slurm_gpushare.coschedule.view.queue_facts import QueueFacts, TokenFacts
+from slurm_gpushare.coschedule.view.taking_part import placeable, startable
+from slurm_gpushare.coschedule.wakeup import Wakeup
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.store import Store, StoreError
 from slurm_gpushare.store.sharing import Span
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
@@ -39,9 +44,9 @@ class Half:
     def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None: ...
 
 
-def placed(**changes: object) -> Job:
+def placed(key: str = "5", **changes: object) -> Job:
     values = {"tag": f"{TAG};g=n0:1", "per_node": "gres/shard:v100_1:1", "wanted_nodes": "n0"} | changes
-    return job("5", **values)
+    return job(key, **values)
 
 
 class TestTakingBack:
@@ -50,6 +55,8 @@ class TestTakingBack:
         placements.sent(placed(), NOW)
         nodes = {"n0": node()}
         assert placements.overdue([placed()], nodes, NOW + 29) == []
+        behind_another = placed(reason="ReqNodeNotAvail, May be reserved for other job")
+        assert placements.overdue([behind_another], nodes, NOW + 29) == [], "it waits for the same epilog"
         ((_, why),) = placements.overdue([placed()], nodes, NOW + 31)
         assert "within 30 s" in why
 
@@ -58,6 +65,7 @@ class TestTakingBack:
         [
             (placed(priority=0), "held"),
             (placed(reason="QOSMaxGRESPerUser"), "QOSMaxGRESPerUser"),
+            (placed(reason="ReqNodeNotAvail, Reserved for maintenance"), "maintenance"),
             (placed(dependency="afterok:1(unfulfilled)"), "holds it back"),
             (placed(restarts=1), "requeued"),
             (placed(wanted_nodes="n7"), "changed"),
@@ -84,6 +92,15 @@ class TestTakingBack:
         placements.failed(other, NOW)
         assert placements.avoid(["n0", "n1", "n2"], NOW + 1) == {"5": frozenset({"n0", "n1", "n2"})}
         assert placements.avoid(["n0"], NOW + 10_000) == {}
+
+    def test_two_failed_nodes_are_enough_for_every_job(self) -> None:
+        placements = Placements(bound_s=30)
+        for key in ("5", "6"):
+            for name in ("n0", "n1"):
+                placements.failed(placed(key=key, tag=f"{TAG};g={name}:1", wanted_nodes=name), NOW)
+        everywhere = frozenset({"n0", "n1", "n2"})
+        nodes = (name for name in ("n0", "n1", "n2"))
+        assert placements.avoid(nodes, NOW + 1) == {"5": everywhere, "6": everywhere}
 
     def test_jobs_that_are_gone_are_forgotten(self) -> None:
         placements = Placements(bound_s=30)
@@ -115,6 +132,14 @@ class TestLedger:
         assert ledger.sharing()[1].lost_s == pytest.approx(15.0), "what a past guest used is gone for good"
         assert 2 not in ledger.sharing()
 
+    def test_a_clock_that_jumps_costs_nobody_anything(self) -> None:
+        seconds = iter((0.0, 5.0))
+        ledger, jobs = Ledger(lambda: next(seconds)), self.pair()
+        cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
+        ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW)
+        ledger.turn(pairs_now(cards, Half(), NOW + 7200), jobs, NOW + 7200)
+        assert ledger.sharing()[1].lost_s <= 5.0 + 3.0
+
     def test_a_successor_is_no_guest_whatever_the_store_remembers(self) -> None:
         ledger, (first, second) = Ledger(), self.pair()
         jobs = [first, replace(second, tag=parse_tag(f"{second.admin_comment};h=1"))]
@@ -129,8 +154,15 @@ class TestLedger:
         (pair,) = ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW).begun
         ledger.measured(pair.key, 1.0, None)
         ledger.turn(pairs_now(cards, Half(), NOW + 100), jobs, NOW + 100)
-        assert ledger.sharing()[1].lost_s == pytest.approx(5.0)
+        assert ledger.sharing()[1].lost_s == pytest.approx(0.0), "for all of the time together"
         assert ledger.sharing()[2].lost_s == pytest.approx(55.0)
+
+    def test_rates_are_predicted_once_for_a_pair(self) -> None:
+        ledger, jobs = Ledger(), self.pair()
+        cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
+        ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW)
+        again = pairs_now(cards, None, NOW + 5, ledger.pairs)  # type: ignore[arg-type]
+        assert again == ledger.pairs
 
     def test_a_new_helper_takes_up_what_the_store_remembers(self) -> None:
         ledger = Ledger()
@@ -138,12 +170,128 @@ class TestLedger:
         assert ledger.sharing()[1].lost_s == pytest.approx(20.0)
         assert ledger.sharing()[2].joined
 
+    def test_paused_time_is_kept_for_those_who_read_spans(self, tmp_path: Path) -> None:
+        ledger, (first, second) = Ledger(), self.pair()
+        still = [first, replace(second, state="SUSPENDED")]
+        with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+            keeper = SpanKeeper(store, EndedSlurm({}))  # type: ignore[arg-type]
+            for at_s, jobs in ((0, [first, second]), (100, [first, second]), (160, still), (400, still)):
+                cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
+                keeper.keep(ledger.turn(pairs_now(cards, Half(), NOW + at_s), jobs, NOW + at_s), NOW + at_s)
+            assert [span.paused_s for span in store.sharing.open()] == [300]
+            keeper.keep(ledger.turn({}, [first], NOW + 410), NOW + 410)
+            (span,) = store.sharing.of_job(1)
+            assert (span.paused_s, span.end_s) == (300, NOW + 410)
+
+    def test_a_new_helper_leaves_the_pauses_of_past_and_present_guests_out(self) -> None:
+        ledger = Ledger()
+        past = Span(1, 2, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 900, NOW - 500, 0.8, 0.5, paused_s=300)
+        lasts = Span(1, 3, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 400, None, 0.8, 0.5, paused_s=100)
+        before = Span(9, 3, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 900, NOW - 500, 0.8, 0.5, paused_s=50)
+        ledger.recall([past, before, lasts], NOW, {3: 250.0})
+        assert ledger.sharing()[1].lost_s == pytest.approx(100 * 0.2 + (400 - 200) * 0.2)
+
+
+class EndedSlurm:
+    """Slurm for a helper that starts: it knows when jobs ended."""
+
+    def __init__(self, ended: dict[int, int]) -> None:
+        self._ended = ended
+
+    def jobs(self, only: Iterable[str] = ()) -> list[Job]:
+        return [
+            running(key, "n0", "gres/shard:v100_0:1", state="COMPLETED", end_s=self._ended[int(key)])
+            for key in only
+            if int(key) in self._ended
+        ]
+
+
+class TestAHelperThatStartsAgain:
+    """Job 1 still runs. Job 2 was its guest an hour ago, job 3 until a helper went away; both have ended."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+            store.sharing.begin(
+                [
+                    Span(1, 2, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 3600, None, 0.8, 0.5),
+                    Span(1, 3, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 1000, None, 0.8, 0.5),
+                    Span(7, 8, TOKEN_A, TOKEN_B, "n1", 0, "V100", NOW - 1000, None, 0.8, 0.5),
+                ]
+            )
+            first = next(span for span in store.sharing.open() if span.guest_job == 2)
+            store.sharing.end({first.id: NOW - 3500})
+            store.live.beat("helper", NOW - 600)
+            yield store
+
+    def resumed(self, store: Store, ended: dict[int, int], dry_run: bool = False) -> Ledger:
+        jobs = [running("1", "n0", "gres/shard:v100_0:1", tag=TAG, start_s=NOW - 4000)]
+        ledger = Ledger()
+        ledger.recall(past_spans(store, EndedSlurm(ended), jobs, NOW, dry_run), NOW)  # type: ignore[arg-type]
+        ledger.turn({}, jobs, NOW)
+        return ledger
+
+    def test_a_resident_keeps_what_it_lost_to_past_guests(self, store: Store) -> None:
+        ledger = self.resumed(store, {3: NOW - 500, 7: NOW - 200, 8: NOW - 100})
+        assert ledger.sharing()[1].lost_s == pytest.approx(0.2 * (100 + 500))
+
+    def test_pairs_that_came_apart_meanwhile_are_ended_when_the_first_of_the_two_was(self, store: Store) -> None:
+        self.resumed(store, {3: NOW - 500, 7: NOW - 200, 8: NOW - 100})
+        assert store.sharing.open() == []
+        assert [span.end_s for span in store.sharing.of_job(3)] == [NOW - 500]
+        assert [span.end_s for span in store.sharing.of_job(7)] == [NOW - 200]
+
+    def test_what_slurm_has_forgotten_ended_when_the_last_helper_did(self, store: Store) -> None:
+        ledger = self.resumed(store, {})
+        assert [span.end_s for span in store.sharing.of_job(3)] == [NOW - 600]
+        assert ledger.sharing()[1].lost_s == pytest.approx(0.2 * (100 + 400))
+
+    def test_a_dry_run_writes_nothing(self, store: Store) -> None:
+        ledger = self.resumed(store, {3: NOW - 500}, dry_run=True)
+        assert len(store.sharing.open()) == 2
+        assert ledger.sharing()[1].lost_s == pytest.approx(0.2 * (100 + 500))
+
+
+class TestSpansOfAHelperThatRuns:
+    """Jobs 1 and 2 share a card; then 2 ends."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+            yield store
+
+    def turns(self) -> tuple[Turn, Turn]:
+        ledger = Ledger()
+        jobs = [running(key, "n0", "gres/shard:v100_0:1", tag=TAG, start_s=NOW - 60 + int(key)) for key in "12"]
+        cards = occupancy([node(used="shard:v100_0:2(2/2,0/2)")], jobs)
+        return ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW), ledger.turn({}, jobs[:1], NOW + 40)
+
+    def test_a_span_ends_when_its_job_did_and_not_when_that_was_seen(self, store: Store) -> None:
+        begun, ended = self.turns()
+        keeper = SpanKeeper(store, EndedSlurm({2: NOW + 12}))  # type: ignore[arg-type]
+        keeper.keep(begun, NOW)
+        keeper.keep(ended, NOW + 40)
+        assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 12)]
+
+    def test_a_write_that_fails_loses_neither_begin_nor_end(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        begun, ended = self.turns()
+        keeper = SpanKeeper(store, EndedSlurm({}))  # type: ignore[arg-type]
+        for turn, method in ((begun, "begin"), (ended, "end")):
+            with monkeypatch.context() as broken:
+                broken.setattr(store.sharing, method, Mock(side_effect=StoreError("the disk is full")))
+                with pytest.raises(StoreError):
+                    keeper.keep(turn, NOW + 40)
+        keeper.keep(Turn((), (), {}), NOW + 90)
+        assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 40)]
+
 
 @pytest.mark.parametrize(("ended_s", "free"), [(NOW - 2, True), (NOW - 40, False), (None, False)])
 def test_a_card_whose_job_has_ended_is_free_unless_its_epilog_hangs(ended_s: int | None, free: bool) -> None:
     ending = running("1", "n0", "gres/gpu:1", state="COMPLETING", end_s=ended_s, cpus=60)
     look = node(used="gpu:v100_0:1(IDX:0)", cpus_alloc=64)
-    view = observe([ending], [look], [], parse_config("Partitions=gpu\nLeaseSeconds=30"), Facts(), NOW)
+    view = observe([ending], [look], [], parse_config("Partitions=gpu\nLeaseSeconds=30"), QueueFacts(), NOW)
     assert [not gpu.occupants for gpu in view.snapshot.gpus] == [free, True]
     assert view.snapshot.nodes["n0"].cpus_free == (60 if free else 0)
 
@@ -170,23 +318,17 @@ class TestWhoMayBePlaced:
 
 
 class TestAdoption:
-    def test_only_an_exact_comment_names_a_token(self) -> None:
-        assert asked_token(f"gpushare:{TOKEN_A}") == TOKEN_A
-        assert asked_token(f"gpushare:{TOKEN_A},max=10") == TOKEN_A
-        assert asked_token(f"gpushare:{TOKEN_A} and more") is None
-        assert asked_token("gpushare:gs-short") is None
-
     def test_a_job_that_the_hook_missed_is_tagged_and_nothing_else(self) -> None:
-        missed = job("7", comment=f"gpushare:{TOKEN_A}")
-        ((_, change),) = adoptions([missed], ["gpu"], 2, lambda token, uid: None)
+        comments = {"7": f"gpushare:{TOKEN_A}"}
+        ((missed, change),) = adoptions(untagged([job("7"), job("8")], ["gpu"], 2), comments, lambda token, uid: None)
         assert change.fields == {"AdminComment": f"GS1:probe;t={TOKEN_A}"}
-        ((_, change),) = adoptions([missed], ["gpu"], 2, lambda token, uid: 1)
+        ((_, change),) = adoptions([missed], comments, lambda token, uid: 1)
         assert change.fields == {"AdminComment": f"GS1:c=1;t={TOKEN_A}"}
 
     def test_several_gpus_or_another_partition_are_not_ours(self) -> None:
-        comment = f"gpushare:{TOKEN_A}"
-        others = [job(comment=comment, per_node="gres/gpu:2"), job(comment=comment, partitions=("debug",)), job()]
-        assert adoptions(others, ["gpu"], 2, lambda token, uid: None) == []
+        others = [job(per_node="gres/gpu:2"), job(partitions=("debug",)), job(state="COMPLETED")]
+        assert untagged(others, ["gpu"], 2) == []
+        assert adoptions([job()], {"1": "something else"}, lambda token, uid: None) == []
 
 
 def test_a_second_helper_is_told_who_runs(tmp_path: Path) -> None:
@@ -198,12 +340,30 @@ def test_a_second_helper_is_told_who_runs(tmp_path: Path) -> None:
 
 def test_news_ends_the_wait_and_a_signal_too(tmp_path: Path) -> None:
     os.utime(tmp_path, (0, 0))  # some kernels' file times are no finer than some milliseconds
-    nudge = Nudge([tmp_path], least_s=0.0)
+    nudge = Wakeup([tmp_path], least_s=0.0)
     (tmp_path / "record").touch()
     assert nudge.wait(60, 0, lambda: False) == "news"
     nudge.mark()
     assert nudge.wait(60, 0, lambda: True) == "signal"
     assert nudge.wait(0.01, 0, lambda: False) == "tick"
+
+
+def test_a_slow_tick_is_followed_by_a_longer_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.sleep", lambda _: None)
+    assert Wakeup([tmp_path]).wait(5, 8, lambda: False) == "tick"
+    assert next(clock) >= 2 * 8
+
+
+def test_a_tick_in_which_the_helper_stood_still_is_followed_by_a_short_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.sleep", lambda _: None)
+    assert Wakeup([tmp_path]).wait(5, 400, lambda: False, longest_rest_s=15) == "tick"
+    assert 15 <= next(clock) < 20
 
 
 def test_log_lines_stay_one_line_whatever_is_in_them() -> None:
@@ -212,16 +372,8 @@ def test_log_lines_stay_one_line_whatever_is_in_them() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("scatter", "expected_s"),
-    [
-        pytest.param(None, 400.0, id="a single run is all there is"),
-        pytest.param(0.05, 404.0, id="runs that hardly differ"),
-        pytest.param(0.5, 600.0, id="as uncertain as limits: halfway to half of the limit, in logarithms"),
-        pytest.param(5.0, 893.0, id="runs that differ wildly: half of the limit"),
-    ],
-)
-def test_a_tokens_history_counts_as_far_as_its_runs_agree(scatter: float | None, expected_s: float) -> None:
-    got = expectation(job("1", limit_s=1800), Workload(duration_s=400.0, duration_scatter=scatter))
-    assert got == (pytest.approx(expected_s, abs=1.0), DurationSource.HISTORY)
-    assert expectation(job("1", limit_s=1800), Workload()) == (1800.0, DurationSource.LIMIT)
+def test_the_helper_expects_what_a_tokens_history_and_the_jobs_own_limit_say() -> None:
+    facts = TokenFacts(duration_s=400.0, duration_scatter=0.05, runs=9)
+    assert 400.0 < expectation(job("1", limit_s=1800), facts).middle_s < 500.0
+    given_back = job("1", limit_s=1800 + 600, tag="GS1:c=1;x=10")
+    assert expectation(given_back, facts) == expectation(job("1", limit_s=1800), facts)

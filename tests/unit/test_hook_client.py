@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
-from lua_hook import INTERPRETERS, ROOT, LuaHook, literal, make_hook
+from lua_hook import INTERPRETERS, LuaHook, literal, make_hook
 
 from slurm_gpushare.tokens import TokenFile
 
@@ -18,7 +20,7 @@ def hook(request: pytest.FixtureRequest, tmp_path: Path) -> LuaHook:
 def filtered(hook: LuaHook, comment: str) -> tuple[str, str]:
     """The comment that leaves the user's side, and what the user is told."""
     out = hook.chunk(
-        f"""local client = dofile("{ROOT}/lua_bridge/gpushare_cli.lua")
+        f"""local client = run.load("gpushare_cli")
         local options = {{ type = "sbatch", comment = {literal(comment)} }}
         assert(client.pre_submit(options, 0) == slurm.SUCCESS)
         print(options.comment); print(run.logged[1] or "")"""
@@ -35,6 +37,10 @@ def test_name_becomes_the_users_token(hook: LuaHook) -> None:
     assert filtered(hook, "gpushare:my great net,max=5") == (f"gpushare:{spaced},max=5", "")
     assert filtered(hook, "grant 7 gpushare:resnet") == (f"grant 7 gpushare:{resnet}", "")
     assert filtered(hook, "gpushare:resnet and more") == (f"gpushare:{resnet} and more", "")
+    assert filtered(hook, "GPUSHARE:resnet") == (f"gpushare:{resnet}", "")
+    assert filtered(hook, "gpushare=resnet") == (f"gpushare:{resnet}", "")
+    assert filtered(hook, "gpushare:resnet max=10") == (f"gpushare:{resnet} max=10", "")
+    assert filtered(hook, "gpushare:my great net Max=5") == (f"gpushare:{spaced} Max=5", "")
 
 
 def test_token_and_other_comments_pass_as_they_are(hook: LuaHook) -> None:
@@ -48,11 +54,14 @@ def test_name_without_a_token_never_leaves_the_users_side(hook: LuaHook) -> None
     assert "gpushare token" in told
 
 
-def step(hook: LuaHook, options: dict[str, str]) -> dict[str, str] | None:
+def step(
+    hook: LuaHook, options: dict[str, str], shards: int = 2, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str] | None:
     out = hook.chunk(
-        f"""local client = dofile("{ROOT}/lua_bridge/gpushare_cli.lua")
-        local options = {literal(options)}
-        local wanted = client.step_options(function(name) return options[name] end, "2")
+        f"""local client = run.load("gpushare_cli")
+        local options, environment = {literal(options)}, {literal(dict(environment))}
+        local wanted = client.step_options(
+          function(name) return options[name] end, "{shards}", function(name) return environment[name] end)
         for name, value in pairs(wanted or {{ none = "" }}) do print(name .. "=" .. value) end"""
     )
     found = dict(line.split("=", 1) for line in out.splitlines())
@@ -96,10 +105,123 @@ def test_step_with_a_mind_of_its_own_is_left_alone(hook: LuaHook, options: dict[
     assert step(hook, options) is None
 
 
+GANG = {"GPUSHARE_GANG": "4:0:0"}
+
+
+@pytest.mark.parametrize(
+    ("options", "cards", "cleared"),
+    [
+        ({}, 4, {}),
+        ({"gpus": "4"}, 4, {"gpus": ""}),
+        ({"gpus": "1", "ntasks": "1"}, 1, {"gpus": ""}),
+        ({"gres": "gpu:v100:3"}, 3, {}),
+        ({"gpus-per-node": "4", "gpus": "2"}, 2, {"gpus-per-node": "", "gpus": ""}),
+        ({"gpus-per-task": "2", "ntasks": "1"}, 2, {"gpus-per-task": ""}),
+    ],
+)
+def test_a_gangs_step_gets_as_many_of_its_cards_as_it_asks_for(
+    hook: LuaHook, options: dict[str, str], cards: int, cleared: dict[str, str]
+) -> None:
+    for a_card in (1, 2):
+        assert step(hook, options, 4 * a_card, GANG) == {**cleared, "gres": f"shard:{cards * a_card}"}
+
+
+def test_each_task_of_a_gangs_step_gets_cards_of_its_own_where_it_asks_for_them(hook: LuaHook) -> None:
+    bound = {"tres-bind": "gres/gpu:per_task:1"}
+    for_each = {"gpus-per-task": "1", "tres-per-task": "cpu=2,gres/gpu:1", "ntasks": "4", "gpus": "4"} | bound
+    assert step(hook, for_each, 8, GANG) == {
+        "gpus": "",
+        "gpus-per-task": "",
+        "tres-per-task": "cpu=2,gres/shard:2",
+        "tres-bind": "gres/shard:per_task:2",
+        "gres": "",
+    }
+    single = {"ntasks": "4", "gpu-bind": "single:1", "tres-bind": "gres/gpu:single:1"}
+    assert step(hook, single, 4, GANG) == {
+        "tres-per-task": "gres/shard:1", "tres-bind": "gres/shard:per_task:1", "gres": ""
+    }  # fmt: skip
+    assert step(hook, {"gpus-per-task": "2", "ntasks": "4"}, 4, GANG) is None, "there are not so many"
+    assert step(hook, {"gpus": "5"}, 4, GANG) is None
+    assert step(hook, {"gpus": "0"}, 4, GANG) is None
+
+
+def test_a_gang_whose_tasks_cannot_be_bound_as_they_ask_is_told(hook: LuaHook) -> None:
+    def told(bind: str, tasks: int) -> str:
+        options = {"ntasks": str(tasks), "tres-bind": bind}
+        out = hook.chunk(
+            f"""local options, environment = {literal(options)}, {literal(GANG)}
+            local _, line = run.load("gpushare_cli").step_options(
+              function(name) return options[name] end, "4", function(name) return environment[name] end)
+            print(line or "")"""
+        )
+        return out.strip()
+
+    assert told("gres/gpu:map_gpu:3,2,1,0", 4).startswith("--gpu-bind=map_gpu:3,2,1,0 is not possible")
+    assert told("gres/gpu:single:1", 8).startswith("--gpu-bind=single:1 is not possible")
+    for bind, tasks in (("gres/gpu:single:1", 4), ("gres/gpu:none", 4), ("gres/gpu:closest", 1)):
+        assert told(bind, tasks) == ""
+
+
+def renamed(hook: LuaHook, options: dict[str, str], *, is_step: bool) -> dict[str, str]:
+    """The options that srun gets instead, on a site whose V100s and P100s have one type for each index."""
+    out = hook.chunk(
+        f"""run.site.models.v100, run.site.models.p100 = "gpu[0-1]", "old[0-1]"
+        local options = {literal(options)}
+        local get = function(name) return options[name] end
+        local wanted = run.load("gpushare_cli").without_model(get, {str(is_step).lower()})
+        for name, value in pairs(wanted or {{}}) do print(name .. "=" .. value) end"""
+    )
+    return dict(line.split("=", 1) for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"gpus": "v100:2"}, {"gpus": "2"}),
+        ({"gpus": "v100"}, {"gpus": "1"}),
+        ({"gres": "gpu:v100:1"}, {"gres": "gpu:1"}),
+        ({"gres": "gres:gpu:p100:1,gres:nic:2"}, {"gres": "gres:gpu:1,gres:nic:2"}),
+        ({"gpus-per-node": "v100:1", "gpus": "v100:2"}, {"gpus-per-node": "1", "gpus": "2"}),
+        ({"gpus-per-task": "v100:1"}, {"gpus-per-task": "1"}),
+        ({"gpus-per-socket": "v100:1"}, {"gpus-per-socket": "1"}),
+        ({"tres-per-task": "gres/gpu:v100=1"}, {"tres-per-task": "gres/gpu=1"}),
+        ({"gpus": "2"}, {}),
+        ({"gpus": "a100:2"}, {}),
+        ({"gpus": "v100_1:1"}, {}),
+        ({"gres": "shard:1"}, {}),
+        ({"gpus": "v100:1", "gres": "gpu:p100:1"}, {}),
+        ({"gpus": "unset", "gres": ""}, {}),
+    ],
+)
+def test_srun_may_name_gpus_by_their_model(hook: LuaHook, options: dict[str, str], wanted: dict[str, str]) -> None:
+    assert renamed(hook, options, is_step=True) == wanted
+    model = {"constraint": "p100" if "p100" in str(options) else "v100"} if wanted else {}
+    assert renamed(hook, options, is_step=False) == wanted | model
+
+
+def test_srun_of_a_job_keeps_its_constraint_beside_the_model(hook: LuaHook) -> None:
+    wanted = renamed(hook, {"gpus": "v100:1", "constraint": "a|b"}, is_step=False)
+    assert wanted["constraint"] == "(a|b)&v100"
+    assert renamed(hook, {"gpus": "v100:1", "constraint": "a*2"}, is_step=False) == {}
+
+
+def test_step_of_a_shared_job_takes_what_the_job_has_for_each_gpu(hook: LuaHook) -> None:
+    for prefix, reset in (("gres:", {"cpus-per-gpu": "4294967296"}), ("gres/", {})):
+        environment = {"SLURM_CPUS_PER_GPU": "4", "SLURM_MEM_PER_GPU": "1000", "SLURM_STEP_GRES": f"{prefix}shard:1"}
+        out = hook.chunk(
+            f"""local environment, options = {literal(environment)}, {{ gpus = "1", ["cpus-per-gpu"] = "4" }}
+            local wanted = run.load("gpushare_cli").step_options(
+              function(name) return options[name] end, "1", function(name) return environment[name] end)
+            for name, value in pairs(wanted) do print(name .. "=" .. value) end"""
+        )
+        found = dict(line.split("=", 1) for line in out.splitlines())
+        assert found == {"gpus": "", "gres": "shard:1", "cpus-per-task": "4", "mem": "1000", **reset}
+
+
 def test_fault_never_stops_the_command(hook: LuaHook) -> None:
     out = hook.chunk(
-        f"""local client = dofile("{ROOT}/lua_bridge/gpushare_cli.lua")
-        local options = setmetatable({{}}, {{ __index = function() error("boom") end }})
+        """local client = run.load("gpushare_cli")
+        local options = setmetatable({}, { __index = function() error("boom") end })
         print(client.pre_submit(options, 0) == slurm.SUCCESS)"""
     )
     assert out == "true\n"

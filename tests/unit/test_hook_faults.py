@@ -32,7 +32,7 @@ def test_defaults_are_those_of_the_python_side(hook: LuaHook) -> None:
     )
     lua = {tuple(line.split("=", 2)) for line in printed.splitlines()}
     python = {(key.name.lower(), key.attribute, key.default) for key in KEYS}
-    assert len(lua) == 12
+    assert len(lua) == 13
     assert lua <= python
 
 
@@ -47,10 +47,32 @@ def test_missing_or_bad_configuration(hook: LuaHook) -> None:
     assert "leaseseconds" in answer.logged[0]
 
 
+def test_a_broken_configuration_leaves_the_last_good_one_in_force_and_says_so(hook: LuaHook) -> None:
+    first, second, third = hook.answers(
+        f"""{CLOCK} run.submit({JOB})
+        local file = io.open("{hook.conf}", "a"); file:write("Partitoins=gpu\\n"); file:close()
+        wait(1); run.submit({JOB})
+        os.remove("{hook.conf}")
+        wait(1); run.submit({JOB})"""
+    )
+    assert first.fields.keys() == second.fields.keys() == third.fields.keys()
+    assert "bad line: Partitoins=gpu; the last good settings stay in force" in second.logged[0]
+
+
+def test_a_hook_that_starts_with_a_broken_configuration_takes_the_copy_of_the_last_good_one(hook: LuaHook) -> None:
+    copy = f"# last good settings of {hook.conf}\n{hook.conf.read_text()}"
+    hook.conf.write_text("Partitoins=gpu\n")
+    hook.last_good.write_text(copy)
+    assert hook.submit(comment=f"gpushare:{KNOWN}", tres_per_job="gres/gpu:1").fields
+    hook.last_good.write_text(copy.replace(str(hook.conf), "/another/site/gpushare.conf", 1))
+    assert not hook.submit(comment=f"gpushare:{KNOWN}", tres_per_job="gres/gpu:1").fields
+
+
 def test_changed_configuration_is_noticed_within_a_second(hook: LuaHook) -> None:
     first, second = hook.answers(
         f"""{CLOCK} run.submit({JOB})
-        local file = io.open("{hook.conf}", "a"); file:write("Partitions=none\\n"); file:close()
+        local file = io.open("{hook.conf}"); local text = file:read("*a"); file:close()
+        file = io.open("{hook.conf}", "w"); file:write((text:gsub("Partitions=%S*", "Partitions=none"))); file:close()
         wait(1); run.submit({JOB})"""
     )
     assert first.fields

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lua_hook import INTERPRETERS, KNOWN, OTHERS, UNKNOWN, LuaHook, make_hook
 
-from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.slurm.tag import Tag, parse_tag
 
 SHARED = {"comment": f"gpushare:{KNOWN}"}
 NEW, OLD = "24.11.5", "22.05.8"
@@ -142,7 +143,7 @@ def test_job_without_a_token_is_not_touched(hook: LuaHook) -> None:
         (f"gpushare:{KNOWN.upper()}", "not a workload token"),
         (f"gpushare:{KNOWN}' OR '1'='1", "not a workload token"),
         (f"gpushare:{KNOWN},max=much", "max=PERCENT"),
-        ("gpushare:" + "a" * 1_000_000, "not a workload token"),
+        ("gpushare:" + "a" * 1_000_000, "longer than 1024"),
     ],
 )
 def test_comment_that_is_not_a_token_changes_nothing(hook: LuaHook, comment: str, said: str) -> None:
@@ -166,6 +167,19 @@ def test_tag_is_appended_to_an_admin_comment_and_keeps_the_users_nodes(hook: Lua
     assert tag.nodes == "gpu0"
 
 
+@pytest.mark.parametrize(
+    ("fields", "consents"),
+    [({}, False), ({"requeue": 1}, True), ({"requeue": 0}, False), ({"comment": "requeue=yes"}, True),
+     ({"comment": "requeue=no", "requeue": 1}, False)],
+)  # fmt: skip
+def test_being_requeued_is_the_owners_own_word(hook: LuaHook, fields: dict[str, Any], consents: bool) -> None:
+    comment = f"{SHARED['comment']} {fields.get('comment', '')}"
+    answer = hook.submit(**{**SHARED, "tres_per_job": "gres/gpu:1", **fields, "comment": comment})
+    tag = parse_tag(answer.fields["admin_comment"])
+    assert tag is not None
+    assert tag.requeue is consents
+
+
 def test_users_own_begin_is_kept(hook: LuaHook) -> None:
     later = int(time.time()) + 3600
     answer = hook.submit(**SHARED, tres_per_job="gres/gpu:1", begin_time=later)
@@ -179,8 +193,9 @@ def test_helper_that_does_not_beat_is_dead(hook: LuaHook) -> None:
     hook.hook_file.unlink()
     hook.write_hook_file(heartbeat_age_s=600)
     answer = hook.submit(**SHARED, tres_per_job="gres/gpu:1")
-    assert answer.untouched
     assert "not running" in answer.said[0]
+    assert answer.fields.keys() == {"admin_comment"}, "the request stays as it was"
+    assert parse_tag(answer.fields["admin_comment"]) == Tag(token=KNOWN), "its telemetry must not be lost"
 
 
 def test_policy_off_shares_nothing(hook: LuaHook) -> None:
@@ -188,6 +203,28 @@ def test_policy_off_shares_nothing(hook: LuaHook) -> None:
     answer = hook.submit(**SHARED, tres_per_job="gres/gpu:1")
     assert answer.untouched
     assert "switched off" in answer.said[0]
+
+
+@pytest.mark.parametrize("desc", ONE_GPU.values(), ids=ONE_GPU)
+def test_in_the_shadow_a_known_job_is_tagged_and_otherwise_as_written(
+    hook: LuaHook, desc: dict[str, str | int]
+) -> None:
+    plain = hook.submit(**desc)
+    hook.configure(Policy="shadow")
+    answer = hook.submit(comment=f"gpushare:{KNOWN},max=10", **desc)
+    assert parse_tag(answer.fields.pop("admin_comment")) == Tag(token=KNOWN, max_isd_pct=10)
+    assert answer.fields == plain.fields, "what a job without a token becomes: no lease, no other request"
+    assert answer.said == [
+        "gpushare: this job is measured and runs as written: this site only works out what sharing would do."
+    ]
+
+
+def test_in_the_shadow_an_unknown_job_is_measured_and_told_the_same(hook: LuaHook) -> None:
+    hook.configure(Policy="shadow")
+    known = hook.submit(**SHARED, tres_per_job="gres/gpu:1")
+    unknown = hook.submit(comment=f"gpushare:{UNKNOWN}", tres_per_job="gres/gpu:1")
+    assert unknown.fields == {"admin_comment": f"GS1:probe;t={UNKNOWN}"}
+    assert unknown.said == known.said
 
 
 def test_what_belongs_to_the_gpu_becomes_plain_requests(hook: LuaHook) -> None:
@@ -293,3 +330,28 @@ def test_raw_shards_of_users_are_refused_on_shared_partitions(hook: LuaHook, des
     assert hook.submit(**desc, uid=0).untouched
     hook.configure(RawShards="allow")
     assert hook.submit(**desc).untouched
+
+
+MODELS = 'run.site.models.v100, run.site.models.p100 = "gpu[0-1]", "gpu7"\n'
+
+
+def test_model_needs_no_configuration_file(hook: LuaHook) -> None:
+    """What `gpushare configure` wrote into the script is enough, on every partition with such nodes."""
+    hook.conf.unlink()
+    jobs = [
+        '{tres_per_node="gres/gpu:v100:2", features="intel"}',
+        '{tres_per_job="gres/gpu:p100:1", partition="other"}',
+        f'{{tres_per_job="gres/gpu:v100:1", partition="twin", comment="gpushare:{KNOWN}"}}',
+        '{tres_per_node="gres/gpu:v100:1", partition="gpu2"}',
+        '{tres_per_node="gres/gpu:a100:1"}',
+        '{tres_per_node="gres/gpu:v100:1,gres/gpu:p100:1"}',
+    ]
+    found = hook.answers(MODELS + "".join(f"run.submit({job})\n" for job in jobs))
+    assert [answer.code for answer in found] == [0] * 6
+    assert found[0].fields == {"tres_per_node": "gres/gpu:2", "features": "intel&v100"}
+    assert found[1].fields == {"tres_per_job": "gres/gpu:1", "features": "p100"}
+    assert found[2].fields == {"tres_per_job": "gres/gpu:1", "features": "v100"}
+    assert "not available" in found[2].said[0]
+    assert [answer.fields for answer in found[3:]] == [{}, {}, {}]  # other nodes, another model, two models
+    (changed,) = hook.answers(MODELS + 'run.modify({tres_per_node="gres/gpu:v100:1"}, {partition="gpu"})')
+    assert changed.fields == {"tres_per_node": "gres/gpu:1", "features": "v100"}

@@ -13,17 +13,20 @@ from click.testing import CliRunner
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.cells import (
-    cell_share,
+    Cell,
+    balanced_partners,
+    believed_cells,
     isd_matrix,
     make_cells,
     packing_saving_pct,
     ps_matrix,
     tercile_clusters,
 )
-from slurm_gpushare.knowledge.default import default_kb, default_model
-from slurm_gpushare.knowledge.files import Pairs, Profiles
-from slurm_gpushare.knowledge.interference import Spread
+from slurm_gpushare.knowledge.csv_files import PairTable, ProfileTable
+from slurm_gpushare.knowledge.interference import Spread, Telemetry
 from slurm_gpushare.knowledge.kb import KnowledgeBase
+from slurm_gpushare.knowledge.learning import LearnedKnowledge
+from slurm_gpushare.knowledge.shipped import default_kb, default_model
 
 HEAD = "profile,gpu_model,gpu_util_mean_pct,mem_access_mean_pct,mem_used_mib,mem_total_mib\n"
 ROWS = "a,X,10,5,4000,16000\nb,X,50,20,9000,16000\nc,X,95,60,8000,16000\nd,X,30,15,2000,16000\n"
@@ -175,7 +178,7 @@ def test_shipped_knowledge_says_where_it_comes_from() -> None:
     isd = isd_matrix(base.cells, 3)
     assert np.all(np.diff(isd, axis=1) > 0), "a heavier neighbour slows more"
     assert default_model().k == 3
-    assert "ISD % of each cluster" in run("show")
+    assert "ISD % of each cluster" in run("show", "--shipped")
 
 
 @pytest.mark.slow
@@ -186,32 +189,52 @@ def test_shipped_files_are_what_the_commands_make(data_dir: Path, tmp_path: Path
     assert made.interference.coefficients.mean == pytest.approx(shipped.interference.coefficients.mean, abs=1e-6)
 
 
-def test_where_telemetry_cannot_help_the_cell_of_the_clusters_speaks() -> None:
-    """The V100 pairs have no telemetry, so the exponents are a guess; clusters come from the model given."""
-    base, model = default_kb(), default_model()
-    assert base.cell_share == 1
-    centres = {name: model.centroids[:, at] for at, name in enumerate(model.features)}
-    profiles = Profiles(("light", "middle", "heavy"), ("",) * 3, "V100", centres)
-    rates = base.predict(profiles, model=model)
-    for cell in base.cells:
-        assert rates.mean[cell.victim, cell.neighbour] == pytest.approx(cell.rate, abs=0.06)
-    assert np.ptp(base.predict(Profiles(("x", "y"), ("",) * 2, "V100", {})).mean) < 1e-9, "nothing known: all alike"
-
-
-def test_the_say_of_the_cell_ends_with_observations() -> None:
+def test_the_shipped_prior_tells_jobs_apart_by_telemetry() -> None:
+    """Its exponents are an argument, not a fit: where the V100 pairs are silent it must still say who presses."""
     base, model = default_kb(), default_model()
     centres = {name: model.centroids[:, at] for at, name in enumerate(model.features)}
-    profiles = Profiles(("a", "b", "c"), ("",) * 3, "V100", centres)
-    seen = Pairs(("c",), ("c",), "V100", np.array([True]), np.array([0.97]), np.array([0.97]))
-    assert base.predict(profiles, model=model).mean[2, 2] < 0.65
-    assert base.predict(profiles, seen, model).mean[2, 2] > 0.9
+    profiles = ProfileTable(("light", "middle", "heavy"), ("",) * 3, "V100", centres)
+    rates = base.predict(profiles).mean
+    assert np.all(np.diff(rates, axis=1) < 0), "a heavier neighbour slows more"
+    assert rates[0, 0] > 0.9
+    assert 0.4 < rates[2, 2] < 0.75, "two that fill the card halve each other"
+    exponents = base.interference.coefficients.mean[1:5]
+    assert exponents == pytest.approx([0.5] * 4, abs=0.05)
+    assert np.ptp(base.predict(ProfileTable(("x", "y"), ("",) * 2, "V100", {})).mean) < 1e-9, "nothing known: all alike"
 
 
-def test_cells_count_less_the_more_rates_there_are(fitted: Path) -> None:
-    assert cell_share(0) == 1
-    assert cell_share(10) == 0.5
-    assert cell_share(700) < 0.02
-    assert KnowledgeBase.load(fitted).cell_share == pytest.approx(10 / 22), "six pairs, both ways"
+def test_observations_outweigh_the_shipped_prior() -> None:
+    base, model = default_kb(), default_model()
+    centres = {name: model.centroids[:, at] for at, name in enumerate(model.features)}
+    profiles = ProfileTable(("a", "b", "c"), ("",) * 3, "V100", centres)
+    seen = PairTable(("c",), ("c",), "V100", np.array([True]), np.array([0.97]), np.array([0.97]))
+    assert base.predict(profiles).mean[2, 2] < 0.75
+    assert base.predict(profiles, seen).mean[2, 2] > 0.9
+
+
+def test_cells_are_what_is_known_of_the_tokens_in_them() -> None:
+    knowledge = LearnedKnowledge(default_kb().interference)
+    busy = np.array([0.1, 0.15, 0.9, 0.95])
+    knowledge.profiled(["a", "b", "c", "d"], Telemetry(busy, busy / 2, np.full(4, 0.3)))
+    clusters = {"a": 0, "b": 0, "c": 1, "d": 1}
+    before = {(c.victim, c.neighbour): c for c in believed_cells(3, clusters, knowledge)}
+    assert before[0, 1].rate < before[0, 0].rate
+    assert before[0, 0].pairs == 0
+    assert np.isnan(before[2, 0].mean), "nobody is in it"
+    for _ in range(5):
+        knowledge.observe("c", "d", 0.95)
+        knowledge.observe("d", "c", 0.95)
+    after = {(c.victim, c.neighbour): c for c in believed_cells(3, clusters, knowledge)}
+    assert after[1, 1].rate > before[1, 1].rate + 0.1
+    assert after[1, 1].pairs == 2
+    assert isd_matrix(list(after.values()), 3, evidence=0)[1, 1] > 0
+
+
+def test_clusters_are_paired_up_as_ps_and_isd_balance_best() -> None:
+    assert balanced_partners(default_kb().cells, 3) == (0, 1, 2), "on the V100 light beside heavy is the worst choice"
+    log = {(0, 2): 0.05, (2, 0): 0.05, (1, 1): 0.2, (0, 0): 0.2, (2, 2): 1.0}
+    cells = [Cell(v, n, log.get((v, n), 0.4), 0.1, 5) for v in range(3) for n in range(3)]
+    assert balanced_partners(cells, 3) == (2, 1, 0), "as the paper found it"
 
 
 def test_fitted_knowledge_keeps_what_it_learned(fitted: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,13 @@ from store_helpers import ALICE, Site, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.model import model
-from slurm_gpushare.coschedule.learn import Learner, assign_new, in_force, refit
+from slurm_gpushare.coschedule.pairs.cluster_tags import assign_new, in_force, refit
+from slurm_gpushare.coschedule.pairs.learner import Learner
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.default import default_kb
-from slurm_gpushare.knowledge.learning import FlatPrior
-from slurm_gpushare.knowledge.prior import CellPrior
-from slurm_gpushare.store.sharing import Observation
-from slurm_gpushare.store.tags import JobTag
-from slurm_gpushare.telemetry.record import Neighbour
+from slurm_gpushare.knowledge.shipped import default_kb
+from slurm_gpushare.store.sharing import Observation, Span
+from slurm_gpushare.telemetry.record import Neighbour, Period, Stat
+from slurm_gpushare.tokens import OwnedToken
 
 A, B = token(1), token(2)
 
@@ -32,8 +32,10 @@ def site(tmp_path: Path) -> Site:
 def profiled(site: Site, tokens: dict[str, float]) -> None:
     """One run alone of each token, at the utilisation given; memory and accesses follow it."""
     for job, (name, util) in enumerate(tokens.items(), start=1):
-        site.tags[job] = JobTag(name, ALICE)
-        site.take(record(job, util=util, mem_pct=util / 2))
+        site.tags[job] = OwnedToken(name, ALICE)
+        made = record(job, util=util, mem_pct=util / 2)
+        stats = {**made.profile.stats, "proc_sm_pct": Stat(60, util, util, util, util, 1.0)}
+        site.take(replace(made, profile=replace(made.profile, stats=stats)))
 
 
 def cluster(site: Site, name: str) -> int | None:
@@ -44,9 +46,9 @@ def cluster(site: Site, name: str) -> int | None:
 
 def test_new_profiles_get_a_cluster_of_the_shipped_model(site: Site) -> None:
     profiled(site, {A: 10.0, B: 95.0})
-    assert {item.token: item.cluster for item in assign_new(site.store)} == {A: 0, B: 2}
+    assert {item.token: item.cluster for item in assign_new(site.store)[1]} == {A: 0, B: 2}
     assert (cluster(site, A), cluster(site, B)) == (0, 2)
-    assert assign_new(site.store) == []
+    assert assign_new(site.store) == ([], [])
 
 
 def test_refit_tags_all_and_keeps_numbers(site: Site) -> None:
@@ -62,13 +64,13 @@ def test_refit_tags_all_and_keeps_numbers(site: Site) -> None:
     assert cluster(site, token(10)) == 2
 
 
-def test_cells_are_believed_until_something_is_seen(site: Site) -> None:
+def test_telemetry_is_believed_until_something_is_seen(site: Site) -> None:
     profiled(site, {A: 10.0, B: 95.0})
     learner = Learner(site.store)
     learner.catch_up()
-    heavy_neighbour = learner.knowledge.rates([A], [B]).mean[0, 0]
+    heavy_neighbour = learner.knowledge.rates([B], [B]).mean[0, 0]
     light_neighbour = learner.knowledge.rates([B], [A]).mean[0, 0]
-    assert heavy_neighbour < 0.5 < 0.8 < light_neighbour
+    assert heavy_neighbour < 0.7 < 0.85 < light_neighbour
     stranger = learner.knowledge.rates(["gs-unknown"], ["gs-other"]).mean[0, 0]
     assert heavy_neighbour < stranger < light_neighbour
     site.store.observations.add([Observation(f"x{n}", "V100", A, B, 0.9, 1.0, 1) for n in range(30)])
@@ -79,7 +81,7 @@ def test_cells_are_believed_until_something_is_seen(site: Site) -> None:
 
 def test_elapsed_time_beside_one_neighbour_is_an_observation(site: Site) -> None:
     profiled(site, {A: 50.0, B: 60.0})  # 600 s alone
-    site.tags[3] = JobTag(A, ALICE)
+    site.tags[3] = OwnedToken(A, ALICE)
     site.take(record(3, shared=True, seconds=1000.0, neighbours=(Neighbour(2, 1000.0),)))
     Learner(site.store).catch_up()
     (seen,) = site.store.observations.after(0)
@@ -94,7 +96,7 @@ def test_elapsed_time_beside_one_neighbour_is_an_observation(site: Site) -> None
 @pytest.mark.parametrize(("seconds", "neighbours"), [(300.0, 1), (1000.0, 2), (1000.0, 0)])
 def test_stopped_or_crowded_runs_tell_nothing(site: Site, seconds: float, neighbours: int) -> None:
     profiled(site, {A: 50.0, B: 60.0})
-    site.tags[3] = JobTag(A, ALICE)
+    site.tags[3] = OwnedToken(A, ALICE)
     beside = tuple(Neighbour(2 + n, seconds) for n in range(neighbours))
     site.take(record(3, shared=True, seconds=seconds, neighbours=beside))
     Learner(site.store).catch_up()
@@ -107,10 +109,113 @@ def test_dry_run_leaves_the_store_alone(site: Site) -> None:
     assert cluster(site, A) is None
 
 
-def test_shipped_spreads_are_narrower_within_cells() -> None:
-    spread = CellPrior(default_kb()).spread
-    assert 0.05 < spread.pair < 0.2
-    assert spread.pressure < FlatPrior().spread.pressure, "clusters explain part of what aggressors do"
+def test_a_base_that_was_put_in_force_is_what_the_helper_starts_from(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "gpushare.conf"
+    conf.write_text(f"StoreUrl=sqlite:///{tmp_path / 'store.sqlite'}\n")
+    monkeypatch.setenv("GPUSHARE_CONF", str(conf))
+    shares = {f"secret{n}": 15.0 + 8.0 * n for n in range(10)}
+    (tmp_path / "p.csv").write_text(
+        "profile,gpu_model,gpu_util_mean_pct,mem_access_mean_pct\n"
+        + "".join(f"{name},V100,{util},{util / 2}\n" for name, util in shares.items())
+    )
+    rows = [
+        f"{a},{b},V100,{np.exp(-2e-4 * shares[a] * shares[b]):.4f},{np.exp(-2e-4 * shares[a] * shares[b]):.4f}\n"
+        for a in shares
+        for b in shares
+        if a < b
+    ]
+    (tmp_path / "q.csv").write_text("profile_a,profile_b,gpu_model,rate_a,rate_b\n" + "".join(rows))
+    run = CliRunner().invoke
+    files = ["--profiles", str(tmp_path / "p.csv"), "--pairs", str(tmp_path / "q.csv")]
+    run(kb, ["fit", *files, "--out", str(tmp_path / "kb.json")], catch_exceptions=False)
+    profiled(site, {A: 50.0, B: 95.0})
+    shipped, own = Learner(site.store), "45 feasible pairs of q.csv"
+    shipped.catch_up()
+    assert own in run(kb, ["use", str(tmp_path / "kb.json")], catch_exceptions=False).output
+    learner = Learner(site.store)
+    learner.catch_up()
+    assert own in learner.base.title
+    assert learner.knowledge.rates([A], [B]).mean[0, 0] < shipped.knowledge.rates([A], [B]).mean[0, 0] - 0.1
+    assert "secret" not in (tmp_path / "store.sqlite").read_bytes().decode("latin-1"), "names stay in the file"
+    shown = run(kb, ["show"], catch_exceptions=False).output
+    assert "this site: 0 observations of 2 tokens" in shown
+    assert own in shown
+    assert json.loads(run(kb, ["show", "--json"], catch_exceptions=False).output)["site"]["gpu_model"] == "V100"
+    assert own in run(kb, ["learn"], catch_exceptions=False).output
+    conf.write_text(conf.read_text() + "GpuModel=P100\n")
+    assert own not in run(kb, ["learn"], catch_exceptions=False).output, "it is the V100's"
+    assert "328 feasible pairs" in run(kb, ["use", "--shipped"], catch_exceptions=False).output
+    assert Learner(site.store).base is default_kb()
+
+
+def shared_run(site: Site, job: int, name: str, beside: tuple[Neighbour, ...], sm_pct: float, n: int = 8) -> None:
+    """A run that shared all of the time, at an activity of its own of `sm_pct`."""
+    site.tags[job] = OwnedToken(name, ALICE)
+    seconds = sum(item.seconds for item in beside)
+    made = record(job, shared=True, seconds=seconds, neighbours=beside)
+    stats = {"proc_sm_pct": Stat(n, sm_pct, sm_pct, sm_pct, sm_pct, 2.0)}
+    site.take(replace(made, shared=Period(shared_s=seconds, stats=stats)))
+
+
+def span(resident: int, guest: int, tokens: tuple[str, str]) -> Span:
+    return Span(resident, guest, *tokens, "n0", 0, "V100", 100 * resident)
+
+
+def test_the_final_records_of_both_jobs_teach_after_a_few_seconds(site: Site) -> None:
+    """4 s together are 8 samples; no interim record was ever written, and the other job still runs."""
+    profiled(site, {A: 50.0, B: 60.0})
+    site.store.sharing.begin([span(3, 4, (A, B))])
+    learner = Learner(site.store)
+    learner.catch_up()
+    shared_run(site, 3, A, (Neighbour(4, 4.0),), 0.7 * 50.0)
+    learner.catch_up()
+    (seen,) = site.store.observations.after(0)
+    assert (seen.victim, seen.neighbour, seen.rate) == (A, B, pytest.approx(0.7))
+    assert 0.1 < seen.weight < 1
+    shared_run(site, 4, B, (Neighbour(3, 4.0),), 0.9 * 60.0)
+    learner.catch_up()
+    assert [item.rate for item in site.store.observations.after(seen.id)] == [pytest.approx(0.9)]
+    (told,) = site.store.sharing.of_job(3)
+    assert (told.resident_rate_seen, told.guest_rate_seen) == (pytest.approx(0.7), pytest.approx(0.9))
+
+
+def test_a_pairing_that_no_tick_saw_teaches_when_the_other_job_has_ended(site: Site) -> None:
+    """Only the other's own run tells its token."""
+    profiled(site, {A: 50.0, B: 60.0})
+    learner = Learner(site.store)
+    shared_run(site, 3, A, (Neighbour(4, 4.0),), 0.7 * 50.0)
+    learner.catch_up()
+    assert site.store.observations.after(0) == []
+    shared_run(site, 4, B, (Neighbour(3, 4.0),), 0.9 * 60.0)
+    learner.catch_up()
+    seen = {item.victim: item.rate for item in site.store.observations.after(0)}
+    assert seen == {A: pytest.approx(0.7), B: pytest.approx(0.9)}
+
+
+def test_runs_that_were_learned_from_are_not_read_again_after_a_restart(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiled(site, {A: 50.0, B: 60.0})
+    shared_run(site, 3, A, (Neighbour(2, 4.0),), 0.7 * 50.0)
+    first = Learner(site.store)
+    first.catch_up()
+    monkeypatch.setattr(site.store.runs, "record", lambda run_id: pytest.fail(f"run {run_id} was read again"))
+    again = Learner(site.store)
+    again.catch_up()
+    assert again.knowledge.rates([A], [B]).mean == pytest.approx(first.knowledge.rates([A], [B]).mean, abs=0.02)
+
+
+def test_of_several_neighbours_those_not_yet_measured_are_told_apart(site: Site) -> None:
+    profiled(site, {A: 50.0, B: 60.0, token(3): 60.0})
+    site.store.sharing.begin([span(5, 6, (A, B)), span(5, 7, (A, token(3)))])
+    measured = next(item for item in site.store.sharing.of_job(6))
+    site.store.sharing.seen({measured.id: 0.9}, {})
+    shared_run(site, 5, A, (Neighbour(6, 10.0), Neighbour(7, 10.0)), 0.75 * 50.0, n=40)
+    Learner(site.store).catch_up()
+    (seen,) = site.store.observations.after(0)
+    assert (seen.neighbour, seen.rate) == (token(3), pytest.approx(0.6)), "0.9 and 0.6 are 0.75 on average"
 
 
 def test_commands_use_the_store(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +246,3 @@ def test_assign_of_a_file(tmp_path: Path) -> None:
     assert [line.split() for line in result.output.splitlines()[1:]] == [["a", "0"], ["b", "2"], ["c", "---"]]
     (tmp_path / "p.csv").write_text("profile,gpu_model,mgup\na,V100,5\n")
     assert isinstance(CliRunner().invoke(model, ["assign", "--profiles", str(tmp_path / "p.csv")]).exception, BadInput)
-
-
-def test_cluster_numbers_outside_the_base_get_its_mean() -> None:
-    prior = CellPrior(default_kb())
-    prior.cluster_of = {"a": 7, "b": None}
-    assert np.ptp(prior.log_slowdown(["a", "b"], ["a", "b"])) == 0.0

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.knowledge.files import read_pairs
+from slurm_gpushare.knowledge.csv_files import read_pairs
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.measure import rates_of, read_candidates, widest_first
 from slurm_gpushare.store import Store
@@ -50,7 +50,7 @@ def test_commands_are_run_and_rates_written(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("token,command\n", "no workloads"),
-        ("token,command\ngs-a,\n", "missing"),
+        ("token,command\ngs-a,\n", "w.csv:2: command is empty"),
         ("token,command\ngs-a,true\ngs-a,true\n", "a token twice"),
     ],
 )

@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 from slurm_things import node, running
 
-from slurm_gpushare.coschedule.occupancy import occupancy
+from slurm_gpushare.coschedule.view.occupancy import occupancy
+from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.report.distribution import Distribution
+from slurm_gpushare.report.last_day import LastDay, last_day
 from slurm_gpushare.report.metrics import SpoolState, metrics, spool_state
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.store.runs import StoredRun
+from slurm_gpushare.store.sharing import Span
 from slurm_gpushare.store.store import Store
 
-SAMPLE = re.compile(r'gpushare_[a-z_]+(?:\{[a-z]+="[a-z -]+"\})? [0-9.e+-]+')
+SAMPLE = re.compile(r'gpushare_[a-z_]+(?:1d)?(?:\{[a-z]+="[a-z0-9. -]+"\})? (?:NaN|[0-9.e+-]+)')
+DAY = LastDay(7200.0, 36000.0, Distribution(4, 20.0, 10.0, 40.0, 40.0), 1)
 
 
 @pytest.fixture
@@ -28,7 +34,7 @@ def text(tmp_path: Path) -> str:
         store.decisions.add([Decision(1, 0, "beside"), Decision(2, 0, "beside"), Decision(3, 0, "waits")])
         store.live.beat(at_s=1_800_000_000)
         store.counters.add({"ticks": 4, "tick_ms": 120})
-        return metrics(lines, [], store, SpoolState(3, 12.5, 1))
+        return metrics(lines, [], store, DAY, SpoolState(3, 12.5, 1))
 
 
 def test_every_line_is_a_comment_or_a_sample(text: str) -> None:
@@ -47,6 +53,9 @@ def test_every_line_is_a_comment_or_a_sample(text: str) -> None:
         "gpushare_helper_tick_seconds_total 0.12",
         "gpushare_spool_oldest_seconds 12.5",
         "gpushare_spool_rejected 1",
+        "gpushare_saved_gpu_seconds_1d 7200",
+        'gpushare_slowdown_ratio_1d{quantile="0.95"} 0.4',
+        "gpushare_broken_promises_1d 1",
     ],
 )
 def test_figures(text: str, sample: str) -> None:
@@ -54,7 +63,52 @@ def test_figures(text: str, sample: str) -> None:
 
 
 def test_what_is_unknown_is_absent() -> None:
-    assert "helper" not in metrics([], [], None, None)
+    assert "helper" not in metrics([], [])
+
+
+def families(text: str) -> set[str]:
+    return set(re.findall(r"# TYPE (gpushare_\w+)", text))
+
+
+def test_every_metric_is_there_from_the_first_day_on(text: str, tmp_path: Path) -> None:
+    with Store.create(f"sqlite:///{tmp_path}/new.sqlite") as store:
+        first = metrics([], [], store, last_day(store, SitePromises(25, 50), time.time()), SpoolState(0, 0.0, 0))
+    assert families(first) == families(text)
+    samples = {line.split()[0]: line.split()[1] for line in first.splitlines() if not line.startswith("#")}
+    for name in (
+        'cards_total{outcome="won"}',
+        'decisions_total{kind="waits"}',
+        "pauses_total",
+        'jobs{state="pending"}',
+    ):
+        assert samples[f"gpushare_{name}"] == "0"
+    assert samples['gpushare_slowdown_ratio_1d{quantile="0.5"}'] == "NaN", "nobody was slowed, which is not 0 %"
+
+
+def run(job_id: int, start_s: float, end_s: float) -> StoredRun:
+    return StoredRun(job_id, job_id, "gs-x", job_id, True, "n0", 0, "V100", start_s, end_s, 0.0, 0.0, None)
+
+
+def test_the_last_day_counts_what_lies_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_800_000_000
+    spans = [
+        Span(1, 2, "gs-a", "gs-b", "n0", 0, "V100", now - 90_000, now - 82_800, 0.9, 0.9, 0.8, 0.5),
+        Span(3, 4, "gs-a", "gs-b", "n0", 0, "V100", now - 3600, None, 0.9, 0.7),
+        Span(5, 6, "gs-a", "gs-b", "n0", 0, "V100", now - 200_000, now - 190_000, 0.9, 0.7, 0.9, 0.7),
+    ]
+    runs = [run(1, now - 93_600, now - 80_000), run(2, now - 90_000, now - 82_800)]
+    with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+        store.sharing.begin(spans)
+        ids = {span.guest_job: span.id for span in store.sharing.of_jobs({2, 4, 6})}
+        store.sharing.end({ids[2]: now - 82_800, ids[6]: now - 190_000})
+        store.sharing.seen({ids[2]: 0.8}, {ids[2]: 0.5})
+        monkeypatch.setattr(store.runs, "between", lambda start_s, end_s: iter(runs))
+        found = last_day(store, SitePromises(25, 50), now)
+    assert found.shared_gpu_s == 3600 + 3600, "an hour of the first lies before"
+    assert found.saved_gpu_s == pytest.approx(3600 * 0.3 + 3600 * 0.6)
+    assert found.isd_pct.count == 2
+    assert found.isd_pct.max == pytest.approx(100)
+    assert found.past_promise == 1
 
 
 def test_the_spool_is_counted_by_its_files(tmp_path: Path) -> None:
@@ -69,8 +123,14 @@ def test_the_spool_is_counted_by_its_files(tmp_path: Path) -> None:
     assert found.oldest_s >= 59
 
 
-def test_the_dashboard_shows_only_figures_that_exist(text: str) -> None:
-    dashboard = json.loads((resource_dir("share") / "grafana" / "gpushare.json").read_text())
-    known = set(re.findall(r"# TYPE (gpushare_\w+)", text)) | {"gpushare_jobs", "gpushare_records_total"}
-    used = {name for panel in dashboard["panels"] for name in re.findall(r"gpushare_\w+", panel["targets"][0]["expr"])}
-    assert used <= known
+@pytest.mark.parametrize("file", ["grafana/gpushare.json", "prometheus/gpushare.rules.yml"])
+def test_dashboard_and_alerts_use_only_figures_that_exist(text: str, file: str) -> None:
+    written = (resource_dir("share") / file).read_text()
+    if file.endswith(".json"):
+        expressions = [target["expr"] for panel in json.loads(written)["panels"] for target in panel["targets"]]
+    else:
+        expressions = re.findall(r"^ +expr: (.+)$", written, re.MULTILINE)
+        assert len(expressions) == written.count("- alert: ") == written.count("summary: ") >= 8
+    used = {name for expression in expressions for name in re.findall(r"gpushare_\w+", expression)}
+    assert used
+    assert used <= families(text)

@@ -33,7 +33,9 @@ class Terminal(io.StringIO):
 def test_colour_needs_a_terminal_and_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert use_colour(Terminal())
-    assert not use_colour(io.StringIO())
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert not use_colour()
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert use_colour()
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not use_colour(Terminal())
+    assert not use_colour()

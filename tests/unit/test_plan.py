@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from plan_scenes import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
 
-from slurm_gpushare.coschedule.lately import Lately
-from slurm_gpushare.coschedule.snapshot import (
-    DurationSource,
+from slurm_gpushare.coschedule.planning.recent_durations import RecentDurations
+from slurm_gpushare.coschedule.view.snapshot import (
     How,
-    Node,
+    NodeRoom,
     Plan,
     Snapshot,
 )
@@ -25,7 +24,7 @@ def test_an_idle_card_is_taken_before_anything_is_shared() -> None:
 
 def test_a_short_job_joins_a_resident_and_the_plan_says_why() -> None:
     placement = only(decide([card(running())], [pending()]))
-    assert (placement.how, placement.partner_job_id) == (How.BESIDE, "r")
+    assert (placement.how, placement.partner_key) == (How.BESIDE, "r")
     reasons = placement.reasons
     assert reasons.guest_isd_pct == pytest.approx(25)
     assert reasons.shared_s == pytest.approx(375)
@@ -48,7 +47,7 @@ def test_an_idle_card_is_left_to_a_job_of_others_that_ranks_higher() -> None:
     other = pending("other", token=None)
     got = decide([card()], [other, pending()])
     assert places(got) == NOWHERE
-    assert [left.job_id for left in got.left] == ["p"]
+    assert [left.key for left in got.left] == ["p"]
     assert places(decide([card()], [pending(), other])) == {"p": ("n1", 0, How.ALONE)}
 
 
@@ -61,7 +60,7 @@ def test_an_idle_card_is_left_to_a_job_of_others_that_ranks_higher() -> None:
         pytest.param({"mem_used_mib": None}, id="memory unknown"),
         pytest.param({"max_isd_pct": 0.0}, id="its owner wants no slow-down"),
         pytest.param({"lost_s": 990.0, "expected_s": 4000.0}, id="past guests have used its budget"),
-        pytest.param({"limit_s": 10_300.0}, id="would pass its time limit less the margin"),
+        pytest.param({"limit_s": 10_300.0, "may_grow_s": 0.0}, id="would pass its time limit less the margin"),
     ],
 )
 def test_nobody_joins_a_resident_that(resident: dict[str, Any]) -> None:
@@ -90,7 +89,7 @@ def test_a_guest_that_outlasts_its_resident_costs_it_only_the_time_together() ->
     "guest",
     [
         pytest.param({"expected_s": 6100, "limit_s": 20_000}, id="is long: over three mean durations"),
-        pytest.param({"limit_s": 390}, id="would pass its time limit"),
+        pytest.param({"limit_s": 390, "may_grow_s": 0.0}, id="would pass its time limit"),
         pytest.param({"mem_used_mib": None}, id="has no memory profile"),
         pytest.param({"max_isd_pct": 20.0}, id="asked for less slow-down than it would get"),
         pytest.param({"cpus": 33}, id="needs more CPUs than the node has"),
@@ -100,7 +99,6 @@ def test_a_guest_that_outlasts_its_resident_costs_it_only_the_time_together() ->
         pytest.param({"nodes_wanted": frozenset(["n2"])}, id="wants another node"),
         pytest.param({"nodes_excluded": frozenset(["n1"])}, id="excludes the node"),
         pytest.param({"reservation": "course"}, id="belongs to a reservation elsewhere"),
-        pytest.param({"eligible": False}, id="is held"),
         pytest.param({"gpus": 2}, id="wants two GPUs"),
     ],
 )
@@ -117,7 +115,7 @@ def test_no_half_for_a_job_that(guest: dict[str, Any]) -> None:
     ],
 )
 def test_a_node_is_left_alone_when(node: dict[str, Any]) -> None:
-    nodes = [replace(Node("n1", 32, 100_000), **node)]
+    nodes = [replace(NodeRoom("n1", 32, 100_000), **node)]
     assert places(decide([card(running())], [pending()], nodes)) == NOWHERE
     assert places(decide([card()], [pending()], nodes)) == NOWHERE
 
@@ -187,14 +185,33 @@ def test_two_that_broke_a_promise_never_meet_again() -> None:
 
 def test_time_limits_bind_unless_the_site_extends_them() -> None:
     tight = pending(limit_s=310)
-    assert places(decide([card(running())], [tight])) == NOWHERE
-    extending = replace(SETTINGS, extend_time_limit=True)
-    assert places(decide([card(running())], [tight], settings=extending)) == BESIDE_RESIDENT
+    fixed = replace(SETTINGS, extend_time_limit=False)
+    assert places(decide([card(running())], [tight], settings=fixed)) == NOWHERE
+    assert places(decide([card(running())], [tight])) == BESIDE_RESIDENT
 
 
-def test_half_of_a_limit_is_what_a_job_without_history_is_expected_to_use() -> None:
-    unknown = pending(expected_s=600, limit_s=600, expected_source=DurationSource.LIMIT)
-    assert only(decide([card(running())], [unknown])).reasons.shared_s == pytest.approx(375)
+def test_a_limit_that_cannot_grow_binds_although_the_site_extends_limits() -> None:
+    at_the_most = pending(limit_s=310, may_grow_s=0.0)
+    assert places(decide([card(running())], [at_the_most])) == NOWHERE
+    last_minutes = running(limit_s=10_100, may_grow_s=0.0)
+    assert places(decide([card(last_minutes)], [pending()])) == NOWHERE
+
+
+def test_of_an_uncertain_duration_the_long_end_decides_about_the_promise_and_the_middle_about_the_gain() -> None:
+    exact, vague = (
+        pending(expected_s=1000, limit_s=20_000),
+        pending(expected_s=1000, limit_s=20_000, expected_spread=1.5),
+    )
+    resident = running(expected_s=5000)
+    harsh = Flat(0.75)
+    assert only(decide([card(resident)], [exact], knowledge=harsh)).reasons.shared_s == pytest.approx(1333, abs=1.0)
+    assert places(decide([card(resident)], [vague], knowledge=harsh)) == NOWHERE
+
+
+def test_of_a_resident_without_a_known_end_only_what_is_done_counts() -> None:
+    endless = running(limit_s=float("inf"), expected_s=float("inf"))
+    assert places(decide([card(endless)], [pending(expected_s=100)])) == BESIDE_RESIDENT
+    assert places(decide([card(endless)], [pending(expected_s=2000, limit_s=4000)])) == NOWHERE
 
 
 def test_a_job_that_waited_long_is_served_first() -> None:
@@ -206,12 +223,12 @@ def test_a_job_whose_owner_wants_no_slow_down_gets_all_of_a_card() -> None:
     got = decide([card(), card(index=1)], [pending("a", max_isd_pct=0.0), pending("b"), pending("c")])
     assert places(got)["a"] == ("n1", 0, How.UNSHARED)
     assert places(got)["b"] == ("n1", 1, How.ALONE)
-    assert places(got).get("c", ("n1", 1, How.TOGETHER))[1] == 1
+    assert places(got)["c"] == ("n1", 1, How.TOGETHER)
 
 
 def test_cpus_of_a_node_are_given_out_once() -> None:
     gpus = [card(running("r1")), card(running("r2"), index=1)]
-    got = decide(gpus, [pending("a"), pending("b")], [Node("n1", 7, 100_000)])
+    got = decide(gpus, [pending("a"), pending("b")], [NodeRoom("n1", 7, 100_000)])
     assert len(got.placements) == 1
 
 
@@ -223,9 +240,12 @@ def test_as_many_guests_as_gain_get_a_half() -> None:
     assert places(got) == {"small": ("n1", 1, How.BESIDE), "large": ("n1", 0, How.BESIDE)}
 
 
-def test_jobs_left_to_slurm_are_told_why() -> None:
-    got = decide([card(running())], [pending(expected_s=9000, limit_s=20_000)])
-    assert got.left[0].why == "waits for a whole GPU: too long (9000 s) for a second half, where 6000 s are the most"
+def test_jobs_left_to_slurm_come_with_their_expected_wait() -> None:
+    ahead, behind = (pending(key, expected_s=9000, limit_s=20_000) for key in ("ahead", "behind"))
+    first, second = decide([card(running())], [ahead, behind]).left
+    assert (first.key, second.key) == ("ahead", "behind")
+    assert first.wait_s is not None
+    assert second.wait_s == first.wait_s + 9000
 
 
 def test_policies_by_name() -> None:
@@ -238,7 +258,9 @@ def test_policies_by_name() -> None:
     assert how("off") == NOWHERE
     assert how("gpushare") == NOWHERE
     assert how("fcfs") == {"p": ("n1", 0, How.BESIDE)}
-    assert how("paper") == {"p": ("n1", 1, How.BESIDE)}
+    assert how("paper") == {"p": ("n1", 0, How.BESIDE)}, "by the shipped base: beside its own kind"
+    complement = replace(SETTINGS, policy="paper", partners=(2, 1, 0))
+    assert places(decide(gpus, jobs, knowledge=Flat(0.6), settings=complement)) == {"p": ("n1", 1, How.BESIDE)}
     assert how("random")["p"][2] is How.BESIDE
 
 
@@ -250,7 +272,7 @@ def test_an_empty_cluster_and_an_empty_queue() -> None:
 def test_many_tokens_are_planned_in_blocks() -> None:
     gpus = [card(running(f"r{i}", token=f"gs-r{i}"), index=i) for i in range(600)]
     jobs = [pending(f"p{i}", token=f"gs-p{i}") for i in range(700)]
-    got = decide(gpus, jobs, [Node("n1", 10**6, 10**9)])
+    got = decide(gpus, jobs, [NodeRoom("n1", 10**6, 10**9)])
     assert len(got.placements) == 600
     assert len({placement.index for placement in got.placements}) == 600
 
@@ -260,10 +282,33 @@ def test_a_long_job_that_stays_counts_once_among_the_jobs_of_late() -> None:
         jobs = tuple(pending(str(s), expected_s=s) for s in expected)
         return Snapshot(NOW, (card(running("long", expected_s=9000.0)),), {}, jobs)
 
-    lately = Lately()
-    assert lately.mean_s(Snapshot(NOW, (), {}, ()), 0.5) is None
-    assert lately.mean_s(look(), 0.5) == pytest.approx(9000)
+    lately = RecentDurations()
+    assert lately.mean_s(Snapshot(NOW, (), {}, ())) is None
+    assert lately.mean_s(look()) == pytest.approx(9000)
     for short in range(100, 400):
-        mean_s = lately.mean_s(look(float(short)), 0.5)
+        mean_s = lately.mean_s(look(float(short)))
     assert mean_s is not None
     assert mean_s < 300
+
+
+def test_saving_fills_a_second_half_before_it_opens_another_card() -> None:
+    cards = [card(running()), card(index=1)]
+    assert places(decide(cards, [pending()])) == {"p": ("n1", 1, How.ALONE)}
+    assert places(decide(cards, [pending()], settings=replace(SETTINGS, objective="saving"))) == BESIDE_RESIDENT
+
+
+def test_saving_says_how_long_a_whole_card_would_have_taken() -> None:
+    saving = replace(SETTINGS, objective="saving")
+    assert only(decide([card(running()), card(index=1)], [pending()], settings=saving)).reasons.wait_s == 0.0
+    assert (only(decide([card(running())], [pending()], settings=saving)).reasons.wait_s or 0.0) > 1000.0
+
+
+def test_saving_opens_another_card_where_a_promise_forbids_to_join() -> None:
+    cards, saving = [card(running(max_isd_pct=0.5)), card(index=1)], replace(SETTINGS, objective="saving")
+    assert places(decide(cards, [pending()], settings=saving)) == {"p": ("n1", 1, How.ALONE)}
+
+
+def test_saving_joins_nobody_where_both_together_take_no_less_time() -> None:
+    cards, saving = [card(running()), card(index=1)], replace(SETTINGS, objective="saving", guest_cap_pct=300.0)
+    alone = decide(cards, [pending()], settings=saving, knowledge=Flat(0.45))
+    assert places(alone) == {"p": ("n1", 1, How.ALONE)}

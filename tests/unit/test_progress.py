@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpushare.testbed import load
-from slurm_gpushare.testbed.emulator.card import Demand, Resident
-from slurm_gpushare.testbed.progress import advance
+from slurm_gpushare.testbed.emulator.card import Demand, SlotUse
+from slurm_gpushare.testbed.job import load
+from slurm_gpushare.testbed.job.progress import advance
 
 ANYONE = Demand(50, 20, 1000)
 SECOND = 1_000_000
@@ -22,8 +22,8 @@ def half_speed_each(neighbours: Sequence[Demand]) -> float:
     return float(0.5 ** len(neighbours))
 
 
-def stay(since_s: float, until_s: float | None = None) -> Resident:
-    return Resident(1, 1, round(since_s * SECOND), None if until_s is None else round(until_s * SECOND), ANYONE)
+def stay(since_s: float, until_s: float | None = None) -> SlotUse:
+    return SlotUse(1, round(since_s * SECOND), None if until_s is None else round(until_s * SECOND), ANYONE)
 
 
 def test_a_lone_job_does_a_second_of_work_in_a_second() -> None:
@@ -54,7 +54,7 @@ stays = st.lists(
 
 
 @given(stays, st.lists(st.integers(1, 10 * SECOND - 1), max_size=5))
-def test_it_does_not_matter_how_often_a_job_looks(others: list[Resident], looks: list[int]) -> None:
+def test_it_does_not_matter_how_often_a_job_looks(others: list[SlotUse], looks: list[int]) -> None:
     once = advance(0, 10 * SECOND, 100, others, half_speed_each).work_s
     edges = [0, *sorted(looks), 10 * SECOND]
     often = sum(advance(begin, end, 100, others, half_speed_each).work_s for begin, end in pairwise(edges))

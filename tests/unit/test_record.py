@@ -15,16 +15,16 @@ from slurm_gpushare.telemetry.attributes import ATTRIBUTES
 from slurm_gpushare.telemetry.record import (
     Closed,
     Features,
-    Kind,
     Neighbour,
     Period,
     Record,
+    RecordKind,
     Scope,
     Stat,
     gpu_model,
     new_id,
-    parse_record,
 )
+from slurm_gpushare.telemetry.record_json import encode_record, parse_record
 from slurm_gpushare.telemetry.schema import RecordError
 
 STATS = MappingProxyType({"gpu_util_pct": Stat(20, 91.0, 70.0, 3.0, 90.5, 12.0)})
@@ -37,7 +37,7 @@ def a_record() -> Record:
         record_id=new_id(),
         run_id=new_id(),
         seq=3,
-        kind=Kind.FINAL,
+        kind=RecordKind.FINAL,
         scope=Scope.JOB,
         job_id=4711,
         node="gpu0",
@@ -56,7 +56,7 @@ def a_record() -> Record:
 
 def test_a_record_is_one_line_and_comes_back_as_it_was() -> None:
     record = a_record()
-    line = record.to_json()
+    line = encode_record(record)
     assert "\n" not in line
     assert parse_record(line) == record
     assert (record.alone_s, record.shared_s) == (8.0, 2.0)
@@ -68,7 +68,7 @@ def places(body: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at] * bool(at) + [place for key, value in children for place in places(value, (*at, key))]
 
 
-BODY = json.loads(a_record().to_json())
+BODY = json.loads(encode_record(a_record()))
 
 
 @pytest.mark.parametrize("smuggled", [SECRET, {SECRET: 1}, [SECRET], True, -1, 1e300, None, "47 11"], ids=repr)
@@ -140,11 +140,11 @@ def test_statistics_are_judged_together_as_one_by_one(data: st.DataObject) -> No
         "[" * 50_000,
         "x" * 70_000,
         b"\xff\xfe",
-        a_record().to_json().encode("utf-8-sig"),
-        a_record().to_json().encode("utf-16"),
-        a_record().to_json().replace('"seq":3', '"seq":3,"seq":3'),
-        a_record().to_json().replace('"seq":3', '"seq":NaN'),
-        a_record().to_json().replace('"start_s":1700000000.25', '"start_s":1800000000'),
+        encode_record(a_record()).encode("utf-8-sig"),
+        encode_record(a_record()).encode("utf-16"),
+        encode_record(a_record()).replace('"seq":3', '"seq":3,"seq":3'),
+        encode_record(a_record()).replace('"seq":3', '"seq":NaN'),
+        encode_record(a_record()).replace('"start_s":1700000000.25', '"start_s":1800000000'),
     ],
     ids=lambda line: repr(line[:12]),
 )
@@ -167,15 +167,23 @@ def test_whatever_comes_in_the_refusal_is_the_only_exception(line: str | bytes) 
 )
 def test_writing_checks_too(changed: dict[str, Any]) -> None:
     with pytest.raises((RecordError, ValueError)):
-        replace(a_record(), **changed).to_json()
+        encode_record(replace(a_record(), **changed))
+
+
+def test_a_card_for_a_single_process_is_told_and_nothing_else_about_it() -> None:
+    told = replace(a_record(), one_process=True)
+    assert parse_record(encode_record(told)) == told
+    for other in ("1", "false", '"resnet"'):
+        with pytest.raises(RecordError, match="one_process"):
+            parse_record(encode_record(told).replace('"one_process":true', f'"one_process":{other}'))
 
 
 def test_only_a_user_s_own_record_names_a_token() -> None:
     token = "gs-abcdefghijklmnop2345"
     own = replace(a_record(), scope=Scope.COMMAND, token=token)
-    assert parse_record(own.to_json()).token == token
+    assert parse_record(encode_record(own)).token == token
     with pytest.raises(RecordError, match="token"):
-        replace(own, scope=Scope.JOB).to_json()
+        encode_record(replace(own, scope=Scope.JOB))
 
 
 @pytest.mark.parametrize(

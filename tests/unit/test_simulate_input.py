@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.simulate.workload import make_workload, read_rates, read_trace
+from slurm_gpushare.knowledge.csv_files import read_pairs
+from slurm_gpushare.simulate.traces import read_any_trace
+from slurm_gpushare.simulate.workload import make_workload, read_rates
 
 TRACE = "submit_s,duration_s,num_gpus,group\n5,10,1,a\n0,20,1,a\n7,30,1,b\n1,30,4,b\n"
 PAIRS = "profile_a,profile_b,gpu_model,rate_a,rate_b\na,a,V100,0.9,0.7\na,b,V100,0.6,1.2\nb,b,V100,,\n"
@@ -36,12 +38,12 @@ def test_world_is_built_as_specified(files: tuple[Path, Path]) -> None:
     rates = read_rates(files[1])
     assert rates.profiles == ("a", "b")
     np.testing.assert_allclose(rates.rate, [[0.8, 0.6], [1.0, np.nan]])
-    work = make_workload(read_trace(files[0]), rates, gpus=2, jobs=None, load=1.5, seed=3)
+    work = make_workload(read_any_trace(files[0]), rates, gpus=2, jobs=None, load=1.5, seed=3)
     assert work.duration_s.tolist() == [20, 10, 30]
     assert work.submit_s[0] == 0
     assert work.duration_s.sum() / (2 * work.submit_s[-1]) == pytest.approx(1.5)
     assert work.profile.tolist() == np.random.default_rng(3).integers(2, size=3).tolist()
-    as_traced = make_workload(read_trace(files[0]), rates, gpus=4, jobs=2, load=0, seed=3, multi_gpu=True)
+    as_traced = make_workload(read_any_trace(files[0]), rates, gpus=4, jobs=2, load=0, seed=3, multi_gpu=True)
     assert as_traced.submit_s.tolist() == [0, 1]
     assert as_traced.num_gpus.tolist() == [1, 4]
 
@@ -56,7 +58,21 @@ def test_json_has_every_figure_of_every_run(files: tuple[Path, Path], tmp_path: 
     wanted += (
         " shared_fraction busy_gpu_hours max_wait_s resident_isd_p99_pct guest_isd_p99_pct wall_s policy load seed"
     )
+    wanted += " first single_p99_wait_s"
     assert set(data["policies"][0]) == set(wanted.split())
+
+
+def test_telemetry_is_where_knowledge_starts(files: tuple[Path, Path], tmp_path: Path) -> None:
+    assert run(files, "--knowledge", "telemetry") == 2, "it needs --profiles"
+    names = read_pairs(files[1]).names
+    shares = "".join(f"{name},V100,{20 + 10 * at},{10 + 5 * at}\n" for at, name in enumerate(names))
+    (tmp_path / "p.csv").write_text("profile,gpu_model,gpu_util_mean_pct,mem_access_mean_pct\n" + shares)
+    out = tmp_path / "out.json"
+    words = ("--policy", "gpushare", "--profiles", str(tmp_path / "p.csv"), "--knowledge", "telemetry")
+    assert run(files, *words, "--json", str(out)) == 0
+    data = json.loads(out.read_text())
+    assert data["meta"]["knowledge_from"] == "telemetry and the shipped base"
+    assert data["policies"][0]["first"]["jobs"] <= 1000
 
 
 def test_one_gpu_and_one_job_is_enough(files: tuple[Path, Path]) -> None:

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from slurm_gpushare.coschedule.plan import plan
-from slurm_gpushare.coschedule.settings import PolicySettings
-from slurm_gpushare.coschedule.snapshot import DurationSource, Gpu, How, Node, Occupant, PendingJob, Snapshot
+from slurm_gpushare.coschedule.planning.plan import plan
+from slurm_gpushare.coschedule.policy_settings import PolicySettings
+from slurm_gpushare.coschedule.view.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.simulate.durations import Durations
 from slurm_gpushare.simulate.exclusive import Policy
-from slurm_gpushare.simulate.measured import MeasuredKnowledge
 from slurm_gpushare.simulate.ours import Gpushare, Options
 from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.workload import Pairs, Workload
+from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.simulate.world import NOBODY, World
 
 SETTINGS = PolicySettings(extend_time_limit=True, aged_s=float("inf"))
 
 
+class MeasuredKnowledge:
+    """The measured rates themselves. Pairs that cannot share have rate 1: they are ruled out elsewhere."""
+
+    def __init__(self, pairs: MeasuredPairs) -> None:
+        self._at = {name: i for i, name in enumerate(pairs.profiles)}
+        self._rate = np.where(np.isfinite(pairs.rate), pairs.rate, 1.0)
+
+    def rates(self, victims: Sequence[str], neighbours: Sequence[str]) -> RateTable:
+        rate = self._rate[np.ix_([self._at[name] for name in victims], [self._at[name] for name in neighbours])]
+        return RateTable(rate, rate)
+
+    def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None:
+        """Nothing to learn."""
+
+
 class ByPlan(Policy):
     """Builds the whole snapshot at each event and does what the plan says."""
 
-    def __init__(self, work: Workload, settings: PolicySettings) -> None:
+    def __init__(self, work: SimulatedJobs, settings: PolicySettings) -> None:
         super().__init__(work)
         self.settings = settings
-        self.heirs: set[int] = set()
-        self.limit_s = Durations(work, "known", settings.limit_use).limit_s
+        self.successors: set[int] = set()
+        self.limit_s = Durations(work, "known").limit_s
 
     def schedule(self, world: World) -> None:
         work = world.work
@@ -38,7 +54,7 @@ class ByPlan(Policy):
         snapshot = Snapshot(
             now_s=world.now_s,
             gpus=tuple(self._gpu(world, gpu) for gpu in range(work.gpus)),
-            nodes={"n": Node("n", cpus_free=10**6, mem_free_mib=10**6)},
+            nodes={"n": NodeRoom("n", cpus_free=10**6, mem_free_mib=10**6)},
             pending=tuple(self._pending(world, job) for job in np.flatnonzero(world.waiting).tolist()),
             never_together=frozenset(never),
             mean_duration_s=float(work.duration_s[:arrived].mean()),
@@ -46,12 +62,12 @@ class ByPlan(Policy):
         decided = plan(snapshot, MeasuredKnowledge(work.pairs), self.settings)
         for placement in decided.placements:
             if placement.how in {How.ALONE, How.UNSHARED}:
-                world.start(int(placement.job_id), placement.index)
+                world.start(int(placement.key), placement.index)
         for placement in decided.placements:
             if placement.how in {How.BESIDE, How.TOGETHER, How.SUCCEEDS}:
-                world.start(int(placement.job_id), placement.index)
+                world.start(int(placement.key), placement.index)
             if placement.how is How.SUCCEEDS:
-                self.heirs.add(int(placement.job_id))
+                self.successors.add(int(placement.key))
 
     def _gpu(self, world: World, gpu: int) -> Gpu:
         jobs = [int(job) for job in (world.first[gpu], world.second[gpu]) if job != NOBODY]
@@ -68,9 +84,8 @@ class ByPlan(Policy):
             start_s=start_s,
             limit_s=float(self.limit_s[job]),
             expected_s=duration_s,
-            expected_source=DurationSource.KNOWN,
             lost_s=world.now_s - start_s - done_s,
-            joined=bool(world.guest[job]) and job not in self.heirs,
+            joined=bool(world.guest[job]) and job not in self.successors,
         )
 
     def _pending(self, world: World, job: int) -> PendingJob:
@@ -81,22 +96,21 @@ class ByPlan(Policy):
             mem_used_mib=1,
             limit_s=float(self.limit_s[job]),
             expected_s=duration_s,
-            expected_source=DurationSource.KNOWN,
             eligible_s=float(world.work.submit_s[job]),
         )
 
 
-def workload(seed: int, jobs: int = 60, gpus: int = 4, kinds: int = 5) -> Workload:
+def workload(seed: int, jobs: int = 60, gpus: int = 4, kinds: int = 5) -> SimulatedJobs:
     random = np.random.default_rng(seed)
     rate = random.uniform(0.4, 1.0, (kinds, kinds))
     rate[0, 1] = rate[1, 0] = np.nan
-    return Workload(
+    return SimulatedJobs(
         gpus=gpus,
         submit_s=np.sort(random.uniform(0, 3000, jobs)),
         duration_s=np.exp(random.normal(5, 1.5, jobs)),
         num_gpus=np.ones(jobs, np.int64),
         profile=random.integers(kinds, size=jobs),
-        pairs=Pairs(tuple(f"p{i}" for i in range(kinds)), rate),
+        pairs=MeasuredPairs(tuple(f"p{i}" for i in range(kinds)), rate),
         seed=seed,
     )
 
@@ -110,6 +124,6 @@ def test_the_simulator_decides_as_the_plan_does(seed: int, objective: str) -> No
     by_plan = ByPlan(work, settings)
     slow = run(work, by_plan)
     assert fast.shared.any()
-    assert by_plan.heirs
+    assert by_plan.successors
     np.testing.assert_allclose(fast.start_s, slow.start_s, atol=1e-6)
     np.testing.assert_allclose(fast.end_s, slow.end_s, atol=1e-6)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurm_gpushare.coschedule.settings import PolicySettings
+from slurm_gpushare.coschedule.policy_settings import PolicySettings
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.simulate.metrics import metrics
 from slurm_gpushare.simulate.ours import Options
 from slurm_gpushare.simulate.registry import NAMES, make_policy, parse_policies
 from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.workload import Pairs, Workload
+from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.simulate.world import World
 
 NO = np.nan
@@ -28,13 +28,13 @@ def simulate(
     options: Options | None = None,
 ) -> World:
     table = np.array(rate or [[0.5]], float)
-    work = Workload(
+    work = SimulatedJobs(
         gpus=gpus,
         submit_s=np.array(submit, float),
         duration_s=np.array(duration, float),
         num_gpus=np.array(num_gpus or [1] * len(submit)),
         profile=np.array(profile or [0] * len(submit)),
-        pairs=Pairs(tuple(f"p{i}" for i in range(len(table))), table),
+        pairs=MeasuredPairs(tuple(f"p{i}" for i in range(len(table))), table),
         seed=0,
     )
     chosen, seen = make_policy(policy, work, options or Options(knowledge="oracle"))

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from slurm_gpushare.simulate.ours import Gpushare, Options
 from slurm_gpushare.simulate.registry import EXCLUSIVE, NAMES, PREEMPTIVE, make_policy
 from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.workload import Pairs, Workload
+from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs
 
 
 @st.composite
-def workloads(draw: st.DrawFn, multi_gpu: bool = False) -> Workload:
+def workloads(draw: st.DrawFn, multi_gpu: bool = False) -> SimulatedJobs:
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     jobs, gpus, kinds = draw(st.integers(1, 25)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     rate = random.uniform(0.2, 1.0, (kinds, kinds))
     rate[(hole := random.random((kinds, kinds)) < 0.1) | hole.T] = np.nan
-    return Workload(
+    return SimulatedJobs(
         gpus=gpus,
         submit_s=np.sort(random.uniform(0, 200, jobs).round(3)),
         duration_s=np.exp(random.normal(3, 1.5, jobs)).round(3) + 0.001,
         num_gpus=random.integers(1, gpus + 1, jobs) if multi_gpu else np.ones(jobs, np.int64),
         profile=random.integers(kinds, size=jobs),
-        pairs=Pairs(tuple(f"p{i}" for i in range(kinds)), rate),
+        pairs=MeasuredPairs(tuple(f"p{i}" for i in range(kinds)), rate),
         seed=int(random.integers(1000)),
     )
 
@@ -34,7 +34,7 @@ def workloads(draw: st.DrawFn, multi_gpu: bool = False) -> Workload:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=12)
 @given(work=workloads())
-def test_invariants(name: str, work: Workload) -> None:
+def test_invariants(name: str, work: SimulatedJobs) -> None:
     policy, _ = make_policy(name, work, Options())
     world = run(work, policy)
     assert np.isfinite(world.end_s).all(), "every job ends"
@@ -55,19 +55,19 @@ def test_invariants(name: str, work: Workload) -> None:
 
 @settings(max_examples=25)
 @given(work=workloads())
-def test_gpushare_keeps_both_promises_when_rates_and_durations_are_known(work: Workload) -> None:
+def test_gpushare_keeps_both_promises_when_rates_and_durations_are_known(work: SimulatedJobs) -> None:
     policy, _ = make_policy("gpushare", work, Options(knowledge="oracle"))
     world = run(work, policy)
     isd_pct = (world.ran_s / work.duration_s - 1) * 100
     assert isinstance(policy, Gpushare)
-    assert isd_pct[~world.guest | policy.heir].max(initial=0.0) <= 25 + 1e-6
+    assert isd_pct[~world.guest | policy.successor].max(initial=0.0) <= 25 + 1e-6
     assert isd_pct[world.guest].max(initial=0.0) <= 50 + 1e-6
 
 
 @pytest.mark.parametrize("name", ["fifo", "sjf", "fcfs-share", "gpushare", "srpt", "packed-share"])
 @settings(max_examples=10)
 @given(work=workloads(multi_gpu=True))
-def test_jobs_of_several_gpus_run_to_their_end_too(name: str, work: Workload) -> None:
+def test_jobs_of_several_gpus_run_to_their_end_too(name: str, work: SimulatedJobs) -> None:
     policy, _ = make_policy(name, work, Options())
     world = run(work, policy)
     assert np.isfinite(world.end_s).all()
@@ -78,7 +78,7 @@ def test_jobs_of_several_gpus_run_to_their_end_too(name: str, work: Workload) ->
 @pytest.mark.parametrize("name", ["fifo", "sjf", "fcfs-share", "packed-share", "sjf-ffs", "sjf-bsbf", "gavel-packing"])
 @settings(max_examples=25)
 @given(work=workloads())
-def test_the_slow_simulator_agrees(name: str, work: Workload) -> None:
+def test_the_slow_simulator_agrees(name: str, work: SimulatedJobs) -> None:
     policy, _ = make_policy(name, work, Options())
     fast = run(work, policy)
     rows = zip(work.submit_s.tolist(), work.duration_s.tolist(), work.profile.tolist(), strict=True)

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.coschedule.occupancy import Card, occupancy
+from slurm_gpushare.coschedule.view.occupancy import GpuAddress, occupancy
 from slurm_gpushare.slurm.accounting import parse_accounting
+from slurm_gpushare.slurm.configuration import parse_config, parse_partitions, parse_reservations
 from slurm_gpushare.slurm.gres import Gres
 from slurm_gpushare.slurm.nodes import Node, parse_nodes
-from slurm_gpushare.slurm.queue import Job, parse_queue
+from slurm_gpushare.slurm.queue import COMMENT_COLUMNS, Job, parse_queue, parse_texts
+from slurm_gpushare.slurm.queue_reader import QueueReader
 from slurm_gpushare.slurm.release import Release, parse_release
-from slurm_gpushare.slurm.site import parse_config, parse_partitions, parse_reservations
 
 DELIMITER = "~00000000~"
+MARK = "~11111111~"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "slurm"
 
 
@@ -55,6 +57,38 @@ def test_every_job_and_every_array_task_is_one_row(slurm: Recorded) -> None:
     assert (task.array_id, task.task_id, task.raw_id) == (6, 2, 6)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "keys"),
+    [((), ["6_0", "6_4", "6_8", "6_31"]), (("6_8",), ["6_8"]), (("6",), ["6_0", "6_4", "6_8", "6_31"])],
+)
+def test_the_waiting_tasks_of_an_array_with_a_step_are_told_apart_to_the_last_one(
+    slurm: Recorded, wanted: tuple[str, ...], keys: list[str]
+) -> None:
+    (row,) = [line for line in slurm.text("squeue").split("\n") if f"{DELIMITER}6_1{DELIMITER}" in line]
+    fields = row.split(DELIMITER)
+    fields[1], fields[3] = "6_[0-8:4,31%2]", "0-8:4,31%2"
+    found = parse_queue(DELIMITER.join(fields), DELIMITER, wanted)
+    assert [job.key for job in found] == keys
+    assert all(job.raw_id == job.array_id == 6 for job in found)
+    reader, everything = QueueReader(), parse_queue(DELIMITER.join(fields), DELIMITER)
+    for look in ("first", "again"):
+        assert reader.parse(DELIMITER.join(fields), DELIMITER) == everything, look
+
+
+def test_what_has_not_changed_since_the_last_look_is_not_parsed_again(slurm: Recorded) -> None:
+    text, other = slurm.text("squeue"), "~ffffffff~"
+    reader = QueueReader()
+    first = reader.parse(text, DELIMITER)
+    assert first == list(slurm.jobs.values())
+    again = reader.parse(text.replace(DELIMITER, other), other)
+    assert all(job is earlier for job, earlier in zip(again, first, strict=True))
+    job = next(job for job in first if job.running)
+    changed = text.replace(f"{job.end_s}", f"{(job.end_s or 0) + 7}")
+    assert reader.parse(changed, DELIMITER) == parse_queue(changed, DELIMITER) != first
+    ended = changed.replace("RUNNING", "COMPLETING")
+    assert reader.parse(ended, DELIMITER) == parse_queue(ended, DELIMITER)
+
+
 def test_a_running_sharer_with_a_tag_and_a_hostile_comment(slurm: Recorded) -> None:
     job = slurm.jobs["2"]
     assert job.running
@@ -63,7 +97,9 @@ def test_a_running_sharer_with_a_tag_and_a_hostile_comment(slurm: Recorded) -> N
     assert job.admin_comment.startswith("site note GS1:")
     assert job.tag is not None
     assert (job.tag.token, job.tag.original, job.tag.placed) == ("gs-aaaaaaaaaaaaaaaaaaaa", "gpu:1", "gpu0:0")
-    assert "\n99~00000001~|,x" in job.comment
+    comments = parse_texts(slurm.text("comments"), COMMENT_COLUMNS, DELIMITER)
+    assert "\n99~00000001~|,x" in comments["2"]
+    assert comments.keys() == slurm.jobs.keys()
     assert job.limit_s == 3600
     assert job.start_s is not None
     assert job.start_s >= job.submit_s > 1_700_000_000
@@ -124,15 +160,15 @@ def test_nodes(slurm: Recorded) -> None:
 
 def test_occupancy_is_the_same_on_every_release(slurm: Recorded) -> None:
     cards = occupancy(slurm.nodes.values(), slurm.jobs.values())
-    seats = {str(card): [holding.job.key for holding in use.holders] for card, use in cards.items()}
+    seats = {str(card): [share.job.key for share in use.occupants] for card, use in cards.items()}
     assert seats == {"gpu0:0": ["2", "3"], "gpu0:1": ["4"], "gpu1:0": ["5"], "gpu1:1": []}
-    assert cards[Card("gpu0", 1)].holders[0].whole, "all shards of a card"
-    assert cards[Card("gpu1", 0)].holders[0].whole
+    assert cards[GpuAddress("gpu0", 1)].occupants[0].whole, "all shards of a card"
+    assert cards[GpuAddress("gpu1", 0)].occupants[0].whole
     assert not any(use.stranger for use in cards.values())
 
 
 def test_accounting(slurm: Recorded) -> None:
-    jobs = {job.key: job for job in parse_accounting(slurm.text("sacct"), DELIMITER)}
+    jobs = {job.key: job for job in parse_accounting(slurm.text("sacct"), DELIMITER, MARK)}
     assert jobs["1"].state == "COMPLETED"
     assert jobs["1"].gpus == 1
     assert (jobs["4"].shards, jobs["4"].gpus) == (2, 0)
@@ -147,8 +183,7 @@ def test_site(slurm: Recorded) -> None:
     assert config["StateSaveLocation"] == "/testbed/spool/slurmctld"
     assert config["SLURM_VERSION"] == str(slurm.release)
     partitions = {partition.name: partition for partition in parse_partitions(slurm.text("partitions"))}
-    assert partitions["gpu"].nodes == ("gpu0", "gpu1")
-    assert partitions["gpu"].up
+    assert partitions["gpu"].fields["State"] == "UP"
     assert partitions["gpu"].max_time_s is None
     (reservation,) = parse_reservations(slurm.text("reservations"))
     assert reservation.nodes == ("gpu1",)

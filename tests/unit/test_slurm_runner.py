@@ -25,6 +25,7 @@ from slurm_gpushare.slurm.errors import (
         ("sacct", "sacct: error: Problem talking to the database: Connection refused", AccountingDown),
         ("scontrol", "Job is no longer pending execution for job 3", JobMovedOn),
         ("scontrol", "Invalid job id specified for job 99", JobMovedOn),
+        ("scontrol", "Invalid node name specified for job 3", JobMovedOn),
         ("scontrol", "Invalid generic resource (gres) specification for job 5", UpdateRefused),
         ("squeue", "", SlurmError),
     ],
@@ -42,4 +43,4 @@ def test_a_missing_command_and_a_silent_one_say_what_to_do() -> None:
 
 def test_a_users_own_settings_do_not_reach_our_commands() -> None:
     clean = runner.environment({"SQUEUE_FORMAT": "%i", "SACCT_FEDERATION": "1", "PATH": "/bin", "LC_ALL": "de_DE"})
-    assert clean == {"PATH": "/bin", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    assert clean == {"PATH": "/bin", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}

@@ -5,14 +5,16 @@ import sys
 
 from slurm_things import TOKEN_A, job, node, running
 
-from slurm_gpushare.coschedule.occupancy import occupancy
-from slurm_gpushare.report.status import NOTHING_LIVE, Activity, Cost, GpuLine, Live, gpu_lines, tagged_jobs
+from slurm_gpushare.cli.output import wrapped
+from slurm_gpushare.cli.status import _notes
+from slurm_gpushare.coschedule.view.occupancy import occupancy
+from slurm_gpushare.report.status import NOTHING_LIVE, Activity, Cost, GpuLine, LiveFigures, gpu_lines, tagged_jobs
 
 SHARED = "gpu:v100_0:0(IDX:N/A),shard:v100_0:2(2/2,0/2)"
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 
 
-def lines(live: Live = NOTHING_LIVE, used: str = SHARED) -> list[GpuLine]:
+def lines(live: LiveFigures = NOTHING_LIVE, used: str = SHARED) -> list[GpuLine]:
     first = running("1", "n0", "gres/shard:v100_0:1", start_s=100, tag=TAG)
     second = running("2", "n0", "gres/shard:v100_0:1", start_s=200)
     nodes = [node(used=used)]
@@ -22,7 +24,7 @@ def lines(live: Live = NOTHING_LIVE, used: str = SHARED) -> list[GpuLine]:
 def test_a_line_a_gpu_with_its_jobs_in_order_of_arrival() -> None:
     shared, idle = lines()
     assert (shared.state, idle.state) == ("shared", "idle")
-    assert [(tenant.job_id, tenant.cluster) for tenant in shared.tenants] == [("1", 1), ("2", None)]
+    assert [(occupant.job_id, occupant.cluster) for occupant in shared.occupants] == [("1", 1), ("2", None)]
     assert (shared.shards_used, shared.shards_total, shared.model) == (2, 2, "v100")
 
 
@@ -31,10 +33,10 @@ def test_without_telemetry_utilisation_is_unknown_not_zero() -> None:
 
 
 def test_utilisation_adds_up_to_no_more_than_the_card() -> None:
-    live = Live({1: Activity(70, 40), 2: Activity(60, 20)}, {2: Cost(10, 12)})
+    live = LiveFigures({1: Activity(70, 40), 2: Activity(60, 20)}, {2: Cost(10, 12)})
     shared = lines(live)[0]
     assert (shared.gpu_util_pct, shared.mem_used_pct) == (100, 60)
-    assert shared.tenants[1].cost == Cost(10, 12)
+    assert shared.occupants[1].cost == Cost(10, 12)
 
 
 def test_nodes_of_other_partitions_are_left_out() -> None:
@@ -57,8 +59,22 @@ def test_a_job_knows_its_place_and_its_partner() -> None:
     assert found[2].probe
 
 
+def test_time_is_as_squeue_shows_it() -> None:
+    paused = running("1", "n0", "gres/shard:v100_0:1", start_s=1000, state="SUSPENDED", tag=f"{TAG};q=50;p=1700")
+    stopped = running("2", "n0", "gres/shard:v100_0:1", start_s=1000, state="STOPPED", tag=f"{TAG};q=50;s=50;p=1700s")
+    assert [entry.time_s for entry in tagged_jobs([paused, stopped], {}, now_s=2000.0)] == [650, 1000]
+
+
 def test_status_imports_no_database_and_no_numbers() -> None:
     heavy = ("numpy", "sqlalchemy", "sklearn")
     code = f"import sys, slurm_gpushare.cli.status; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def test_what_is_said_below_the_table_fits_80_columns() -> None:
+    live = LiveFigures({}, {}, cards_won=123456, cards_lost=98765, hold_s=12345.6, knowledge="the site's own " * 9)
+    said = [wrapped(note) for note in _notes(live, hidden=True)]
+    assert len(said) == 3
+    assert max(len(line) for note in said for line in note.splitlines()) <= 80
+    assert " ".join(said[1].split()).endswith("98765 lost to Slurm; kept for 12345.6 s in all.")

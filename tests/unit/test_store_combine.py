@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from store_helpers import ALICE, NOW, Site, record, token
 
 from slurm_gpushare.store.combine import combine, features_of, unlike
-from slurm_gpushare.store.tags import JobTag
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile
+from slurm_gpushare.telemetry.record import Closed, Period, Stat
+from slurm_gpushare.tokens import OwnedToken
 
 A = token(1)
 
@@ -16,7 +18,7 @@ A = token(1)
 @pytest.fixture
 def site(store_url: str, tmp_path: Path) -> Site:
     site = Site(store_url, tmp_path / "spool")
-    site.tags.update({job: JobTag(A, ALICE) for job in range(1, 100)})
+    site.tags.update({job: OwnedToken(A, ALICE) for job in range(1, 100)})
     return site
 
 
@@ -89,14 +91,14 @@ def test_a_run_that_ended_at_once_says_nothing(site: Site) -> None:
     site.take(record(1, util=50.0, seconds=600.0))
     assert site.take(record(2, util=2.0, seconds=20.0)) == {"final": 1, "kept": 1}
     assert profile(site).runs == 1
-    assert len(site.store.runs.of_token(A)) == 2
+    assert len(site.store.runs.of_tokens([A])) == 2
 
 
 def test_a_shared_run_is_kept_for_learning_but_not_in_the_profile(site: Site) -> None:
     site.take(record(1, util=50.0))
     assert site.take(record(2, util=25.0, shared=True)) == {"final": 1, "kept": 1}
     assert profile(site).features["mgup"] == 50.0
-    alone, shared = site.store.runs.of_token(A)
+    alone, shared = site.store.runs.of_tokens([A])
     assert (alone.shared_s, shared.shared_s, shared.generation) == (0.0, 600.0, None)
     kept = site.store.runs.record(shared.id)
     assert kept is not None
@@ -116,7 +118,7 @@ def test_a_learner_sees_each_run_once_in_the_order_of_settling(site: Site) -> No
     site.take(record(2))
     seen = list(site.store.runs.after(0))
     assert [run.job_id for run in seen] == [2]
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     site.ingest.run(NOW + 60)
     assert [run.job_id for run in site.store.runs.after(seen[-1].settled_seq)] == [1]
 
@@ -127,5 +129,13 @@ def test_combining_keeps_what_only_some_runs_measured() -> None:
     assert combined.scatter == {"mgup": pytest.approx(1.4826)}
 
 
-def test_features_hold_numbers_only() -> None:
-    assert all(isinstance(value, float | int) for value in features_of(record()).values())
+def test_what_a_run_does_after_its_profile_counts_where_it_is_more() -> None:
+    """A job may say at once that its epoch is over, and begin to work then."""
+    first, whole = Stat(100, 5.0, 3.0, 0.0, 5.0, 1.0), Stat(300, 99.0, 65.0, 0.0, 99.0, 9.0)
+    sly = record(1, util=3.0, closed=Closed.EPOCH)
+    sly = replace(sly, profile=Period(50.0, 0.0, {"gpu_util_pct": first}))
+    sly = replace(sly, alone=Period(600.0, 0.0, {"gpu_util_pct": whole}))
+    found = features_of(sly)
+    assert (found["mgup"], found["gpu_util_mean_pct"]) == (99.0, pytest.approx(96.0))
+    honest = replace(sly, alone=Period(600.0, 0.0, {"gpu_util_pct": first._replace(n=104)}))
+    assert features_of(honest)["gpu_util_mean_pct"] == 3.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,12 +16,14 @@ import pytest
 from store_helpers import ALICE, NOW, Site, record, token
 
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.config import load_config
+from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.site import local_checks
 from slurm_gpushare.store import Store, StoreError
 from slurm_gpushare.store import database as database_module
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
-from slurm_gpushare.store.tags import JobTag
+from slurm_gpushare.tokens import OwnedToken
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -52,8 +56,10 @@ def one_line(err: str) -> str:
 
 
 def test_a_store_is_made_by_migrate_and_then_sound(run: Run, path: Path) -> None:
-    assert run("db", "migrate") == (0, f"{path}: applied 0001_store\n", "")
-    assert run("db", "migrate")[1] == f"{path}: up to date (schema 1)\n"
+    migrations = known_migrations()
+    applied = "".join(f"{path}: applied {m.version:04d}_{m.name}\n" for m in migrations)
+    assert run("db", "migrate") == (0, applied, "")
+    assert run("db", "migrate")[1] == f"{path}: up to date (schema {migrations[-1].version})\n"
     code, out, _ = run("db", "check")
     assert code == 0
     assert out.endswith(f"{path}: sound\n")
@@ -109,10 +115,11 @@ def test_a_newer_schema_is_refused(run: Run, path: Path) -> None:
     Store.create(f"sqlite:///{path}").close()
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("INSERT INTO schema_version VALUES (99, 'later', 0)")
-    for argv in (["ingest"], ["db", "migrate"], ["db", "prune", "--older-than", "1d"]):
+    latest = known_migrations()[-1].version
+    for argv in (["ingest"], ["db", "migrate"], ["db", "prune", "--older-than", "8d", "--yes"]):
         code, _, err = run(*argv)
         assert code == 1
-        assert "its schema 99 is newer than this release's 1. Update slurm-gpushare" in one_line(err)
+        assert f"its schema 99 is newer than this release's {latest}. Update slurm-gpushare" in one_line(err)
     assert run("db", "check")[0] == 3
 
 
@@ -126,10 +133,11 @@ def test_an_older_schema_wants_a_migration(path: Path) -> None:
 def test_a_migration_that_fails_leaves_nothing_behind(path: Path) -> None:
     database = Database(f"sqlite:///{path}")
     migrate(database)
-    broken = Migration(2, "broken", ("CREATE TABLE half (a INTEGER)", "CREATE NONSENSE"))
+    latest = known_migrations()[-1].version
+    broken = Migration(latest + 1, "broken", ("CREATE TABLE half (a INTEGER)", "CREATE NONSENSE"))
     with pytest.raises(StoreError):
         migrate(database, (*known_migrations(), broken))
-    assert store_version(database) == 1
+    assert store_version(database) == latest
     with database.read() as connection:
         assert connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE name = 'half'").all() == []
 
@@ -139,7 +147,7 @@ def test_a_locked_store(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(database_module, "_BUSY_S", 0.05)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        code, _, err = run("db", "prune", "--older-than", "1d")
+        code, _, err = run("db", "prune", "--older-than", "8d", "--yes")
     assert code == 1
     assert "locked by another process for too long" in one_line(err)
 
@@ -154,15 +162,52 @@ main(sys.argv[1:])
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(("mode", "words"), [(0o600, "cannot be opened"), (0o644, "cannot be ")])
-def test_somebody_elses_store(run: Run, path: Path, mode: int, words: str, tmp_path: Path) -> None:
+def test_somebody_elses_store(run: Run, path: Path, mode: int, words: str) -> None:
     run("db", "migrate")
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    path.chmod(mode)
-    command = [sys.executable, "-c", _AS_NOBODY, "db", "prune", "--older-than", "1d"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Not below pytest's own directory, which every pytest that starts on this machine closes to others again.
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        Path(shutil.copy(path, folder)).chmod(mode)
+        (folder / "gpushare.conf").write_text(f"StoreUrl=sqlite:///{folder}/{path.name}\n")
+        command = [sys.executable, "-c", _AS_NOBODY, "db", "prune", "--older-than", "8d", "--yes"]
+        env = os.environ | {"GPUSHARE_CONF": f"{folder}/gpushare.conf"}
+        result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert result.returncode == 1, result.stderr
     assert words in one_line(result.stderr)
+
+
+_READ_ONLY_FOR_A_WHILE = """
+import os, sys
+from pathlib import Path
+from slurm_gpushare.store import Store, StoreError
+folder = Path(sys.argv[1])
+os.chown(folder, 65534, 65534)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+path = folder / "store.sqlite"
+before = Store.create(f"sqlite:///{path}")  # stays open, as the files of a killed helper stay
+before.live.beat("before", 1)
+path.chmod(0o400); folder.chmod(0o555)
+with Store(f"sqlite:///{path}") as store:
+    try:
+        store.live.beat("helper", 2)
+    except StoreError as error:
+        print(error)
+    folder.chmod(0o755); path.chmod(0o600)
+    store.live.beat("helper", 3)
+    print("written")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else, and no file is read-only for root")
+def test_a_store_that_was_read_only_is_written_again_once_it_may_be() -> None:
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as name:
+        command = [sys.executable, "-c", _READ_ONLY_FOR_A_WHILE, name]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    refused, written = result.stdout.splitlines()
+    assert "cannot be written" in refused
+    assert written == "written"
 
 
 @pytest.fixture
@@ -171,7 +216,7 @@ def site(path: Path, tmp_path: Path) -> Site:
 
 
 def test_a_full_disk_loses_nothing(site: Site) -> None:
-    site.tags.update({job: JobTag(token(job), ALICE) for job in range(1, 60)})
+    site.tags.update({job: OwnedToken(token(job), ALICE) for job in range(1, 60)})
     paths = site.spool(*(record(job) for job in range(1, 60)))
     with site.store.database.engine.connect() as connection:  # the pool has one connection, so the limit stays
         connection.exec_driver_sql("PRAGMA max_page_count = 10")
@@ -184,7 +229,7 @@ def test_a_full_disk_loses_nothing(site: Site) -> None:
 
 
 def test_backup_is_a_whole_store_and_never_overwrites(run: Run, path: Path, site: Site) -> None:
-    site.tags[1] = JobTag(token(1), ALICE)
+    site.tags[1] = OwnedToken(token(1), ALICE)
     site.take(record(1))
     target = path.parent / "copy.sqlite"
     assert run("db", "backup", str(target))[0] == 0
@@ -197,7 +242,7 @@ def test_backup_is_a_whole_store_and_never_overwrites(run: Run, path: Path, site
     assert list(path.parent.glob(".copy*")) == []
 
 
-@pytest.mark.parametrize("age", ["", "90", "d", "-1d", "1.5d", "9999999d", "1m"])
+@pytest.mark.parametrize("age", ["", "90", "d", "-1d", "1.5d", "9999999d", "1m", "0d", "6d", "100h"])
 def test_an_age_that_is_none(run: Run, age: str) -> None:
     assert run("db", "prune", "--older-than", age)[0] == 2
 
@@ -212,3 +257,39 @@ def test_read_only_reads_and_never_writes(site: Site, path: Path) -> None:
 def test_the_store_is_closed_to_users_of_a_bad_url() -> None:
     with pytest.raises(BadInput):
         Store("sqlite:///")
+
+
+def test_a_password_is_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """gpushare.conf is for everybody to read."""
+    secret = tmp_path / "store.url"
+    secret.write_text(f"sqlite:///{tmp_path}/store.sqlite\n")
+    secret.chmod(0o600)
+    Store.create(f"file:{secret}").close()
+    assert (tmp_path / "store.sqlite").exists()
+    secret.chmod(0o640)
+    with pytest.raises(GpushareError, match="others may read it"):
+        Store(f"file:{secret}")
+    with pytest.raises(GpushareError, match="cannot be read"):
+        Store(f"file:{tmp_path}/missing")
+
+
+def test_doctor_finds_settings_that_users_cannot_read(tmp_path: Path) -> None:
+    conf = tmp_path / "gpushare.conf"
+    conf.write_text("Partitions=gpu\n")
+    conf.chmod(0o640)
+    (finding,) = local_checks.readable(load_config(conf))
+    assert "users cannot read" in finding.found
+    conf.chmod(0o644)
+    assert list(local_checks.readable(load_config(conf))) == []
+
+
+def test_doctor_finds_a_password_that_others_may_read(tmp_path: Path) -> None:
+    conf = tmp_path / "gpushare.conf"
+    conf.write_text("StoreUrl=mysql+pymysql://gpushare:secret@db/gpushare\n")
+    conf.chmod(0o644)
+    (finding,) = local_checks.password(load_config(conf))
+    assert "secret" not in str(finding)
+    conf.chmod(0o600)
+    assert list(local_checks.password(load_config(conf))) == []
+    conf.write_text("StoreUrl=file:/etc/slurm/gpushare.store\n")
+    assert list(local_checks.password(load_config(conf))) == []

@@ -14,8 +14,8 @@ from store_helpers import ALICE, BOB, NOW, Site, record, token
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile, HookFileError
 from slurm_gpushare.store.maintenance import prune
-from slurm_gpushare.store.tags import JobTag
 from slurm_gpushare.store.workloads import Assignment
+from slurm_gpushare.tokens import OwnedToken
 
 A, B = token(1), token(2)
 
@@ -23,7 +23,7 @@ A, B = token(1), token(2)
 @pytest.fixture
 def site(store_url: str, tmp_path: Path) -> Site:
     site = Site(store_url, tmp_path / "spool")
-    site.tags.update({1: JobTag(A, ALICE), 2: JobTag(B, BOB)})
+    site.tags.update({1: OwnedToken(A, ALICE), 2: OwnedToken(B, BOB)})
     site.take(record(1, mem_mib=4000.0), record(2, mem_mib=800.0))
     return site
 
@@ -33,9 +33,9 @@ def hook(tmp_path: Path) -> HookFile:
     return HookFile(tmp_path / "hook.sqlite")
 
 
-def rows(hook: HookFile) -> list[tuple[str, int, int, int]]:
+def rows(hook: HookFile) -> list[tuple[str, int, int]]:
     with closing(sqlite3.connect(f"file:{hook.path}?mode=ro", uri=True)) as file:
-        return file.execute("SELECT token, uid, cluster, mem_used_mib FROM workload ORDER BY token").fetchall()
+        return file.execute("SELECT token, uid, cluster FROM workload ORDER BY token").fetchall()
 
 
 def assign(store: Store, *pairs: tuple[str, int]) -> None:
@@ -47,11 +47,10 @@ def test_a_workload_is_known_to_the_hook_once_it_has_a_cluster(site: Site, hook:
     assert rows(hook) == []
     assign(site.store, (A, 2))
     assert hook.sync(site.store, NOW) == 1
-    assert rows(hook) == [(A, ALICE, 2, 4000)]
+    assert rows(hook) == [(A, ALICE, 2)]
     assign(site.store, (B, 0))
-    site.store.workloads.raise_memory(A, 6000)
-    assert hook.sync(site.store, NOW) == 2
-    assert rows(hook) == [(A, ALICE, 2, 6000), (B, BOB, 0, 800)]
+    assert hook.sync(site.store, NOW) == 1
+    assert rows(hook) == [(A, ALICE, 2), (B, BOB, 0)]
     assert hook.sync(site.store, NOW) == 0
 
 
@@ -91,7 +90,7 @@ def test_a_file_that_cannot_be_used_is_replaced(site: Site, hook: HookFile, dama
             file.execute("DROP TABLE helper" if damage == "other schema" else "UPDATE helper SET change_seq = 999999")
             file.execute("DELETE FROM workload")
     hook.sync(site.store, NOW)
-    assert rows(hook) == [(A, ALICE, 2, 4000)]
+    assert rows(hook) == [(A, ALICE, 2)]
 
 
 def test_only_its_owner_may_read_it(site: Site, hook: HookFile) -> None:

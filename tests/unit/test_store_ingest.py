@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
+from slurm_gpushare.coschedule.view.occupancy import GpuAddress
+from slurm_gpushare.coschedule.view.store_facts import StoreReader
 from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.store import settle
 from slurm_gpushare.store.arrivals import Arrival
 from slurm_gpushare.store.credential import MungeDown, Sealed
+from slurm_gpushare.store.incoming import read_record
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.store.tags import JobTag
-from slurm_gpushare.telemetry.record import Kind
+from slurm_gpushare.telemetry.record import RecordKind
+from slurm_gpushare.telemetry.record_json import encode_record
+from slurm_gpushare.tokens import OwnedToken
 
 A, B = token(1), token(2)
 
@@ -25,7 +28,7 @@ def site(store_url: str, tmp_path: Path) -> Site:
 
 
 def test_a_nodes_record_becomes_the_profile_of_the_jobs_token(site: Site) -> None:
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     assert site.take(record(1, util=60.0)) == {"final": 1, "counted": 1}
     profile = site.store.profiles.get(A)
     assert profile is not None
@@ -39,7 +42,7 @@ def test_a_nodes_record_becomes_the_profile_of_the_jobs_token(site: Site) -> Non
 
 
 def test_the_same_record_counts_once_however_often_it_arrives(site: Site) -> None:
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     made = record(1)
     site.take(made, made)
     assert site.take(made) == {"duplicate": 1}
@@ -47,15 +50,15 @@ def test_the_same_record_counts_once_however_often_it_arrives(site: Site) -> Non
     profile = site.store.profiles.get(A)
     assert profile is not None
     assert profile.runs == 1
-    assert len(site.store.runs.of_token(A)) == 1
+    assert len(site.store.runs.of_tokens([A])) == 1
 
 
 def test_a_later_record_of_the_same_run_replaces_the_earlier(site: Site) -> None:
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     made = record(1, util=40.0)
     site.take(made)
     site.take(replace(made, seq=10, end_s=made.end_s + 30))
-    (run,) = site.store.runs.of_token(A)
+    (run,) = site.store.runs.of_tokens([A])
     assert run.end_s == made.end_s + 30
     profile = site.store.profiles.get(A)
     assert profile is not None
@@ -66,7 +69,7 @@ def test_a_record_waits_until_slurm_knows_its_job(site: Site) -> None:
     assert site.take(record(7)) == {"final": 1}
     assert site.ingest.run(NOW + 1).waiting == 1
     assert site.store.profiles.get(A) is None
-    site.tags[7] = JobTag(A, ALICE)
+    site.tags[7] = OwnedToken(A, ALICE)
     assert site.ingest.run(NOW + 100).counts["counted"] == 1
     assert site.store.profiles.get(A) is not None
 
@@ -92,18 +95,18 @@ def test_a_record_that_waited_thirty_days_is_kept_but_asked_for_no_more(site: Si
 
 
 def test_slurm_being_down_loses_nothing(site: Site) -> None:
-    def down(job_ids: object) -> dict[int, JobTag]:
+    def down(job_ids: object) -> dict[int, OwnedToken]:
         raise GpushareError("squeue: no controller")
 
     broken = Ingest(site.store, site.spool_dir, site.ingest._open, down)
     site.spool(record(1))
     broken.run(NOW)
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     assert site.ingest.run(NOW + 10).counts["counted"] == 1
 
 
 def test_nothing_is_kept_of_a_job_without_a_token_but_that_it_was(site: Site) -> None:
-    site.tags[1] = JobTag(None, ALICE)
+    site.tags[1] = OwnedToken(None, ALICE)
     made = record(1)
     assert site.take(made) == {"final": 1, "untokened": 1}
     assert site.store.runs.of_job(1) == []
@@ -113,7 +116,7 @@ def test_nothing_is_kept_of_a_job_without_a_token_but_that_it_was(site: Site) ->
 
 
 def test_the_first_job_of_a_token_owns_it(site: Site) -> None:
-    site.tags.update({1: JobTag(A, ALICE), 2: JobTag(A, BOB)})
+    site.tags.update({1: OwnedToken(A, ALICE), 2: OwnedToken(A, BOB)})
     assert site.take(record(2), record(1)) == {"final": 2, "counted": 1, "foreign": 1}
     profile = site.store.profiles.get(A)
     assert profile is not None
@@ -121,16 +124,16 @@ def test_the_first_job_of_a_token_owns_it(site: Site) -> None:
 
 
 def test_many_jobs_are_settled_like_few(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "_CHUNK", 2)
+    monkeypatch.setattr("slurm_gpushare.store.chunks.AT_ONCE", 2)
     tags = {1: (B, ALICE), 2: (None, BOB), 3: (A, BOB), 4: (B, BOB), 5: (None, ALICE), 6: (A, ALICE), 7: (B, ALICE)}
-    site.tags.update({job: JobTag(*tag) for job, tag in tags.items()})
+    site.tags.update({job: OwnedToken(*tag) for job, tag in tags.items()})
     assert site.take(*map(record, tags)) == {"final": 7, "counted": 3, "foreign": 2, "untokened": 2}
     profiles = {profile.token: (profile.owner_uid, profile.runs) for profile in site.store.profiles.all()}
     assert profiles == {A: (BOB, 1), B: (ALICE, 2)}
 
 
 def test_a_user_cannot_change_another_users_profile(site: Site) -> None:
-    site.tags.update({1: JobTag(A, ALICE), 2: JobTag(None, BOB)})
+    site.tags.update({1: OwnedToken(A, ALICE), 2: OwnedToken(None, BOB)})
     site.take(record(1, util=60.0))
     assert site.take(command_record(2, token=A, util=1.0), uid=BOB) == {"final": 1, "foreign": 1}
     assert site.take(command_record(1, util=1.0), uid=BOB) == {"final": 1, "foreign": 1}
@@ -140,46 +143,85 @@ def test_a_user_cannot_change_another_users_profile(site: Site) -> None:
 
 
 def test_a_user_cannot_speak_for_a_node(site: Site) -> None:
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     (path,) = site.spool(record(1), uid=ALICE)
     assert site.ingest.run(NOW).counts["rejected"] == 1
-    reason = site.spool_dir / "rejected" / f"{path.name}.reason"
+    rejected = site.spool_dir / "rejected"
+    (reason,) = rejected.glob("*.reason")
     assert reason.read_text() == "a job's record that no node vouches for\n"
-    assert (site.spool_dir / "rejected" / path.name).exists()
+    assert [kept.suffix for kept in rejected.iterdir() if kept != reason] == [".rec"]
+    assert not path.exists()
 
 
 def test_another_user_cannot_use_up_the_id_of_a_nodes_record(site: Site) -> None:
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     made = record(1)
     forged = command_record(1, token=B, run_id=made.run_id, record_id=made.record_id, seq=1000)
     site.take(forged, uid=BOB)
     assert site.take(made) == {"final": 1, "counted": 1}
 
 
-def test_a_users_own_profile_counts_for_the_users_token(site: Site) -> None:
-    site.tags[1] = JobTag(None, ALICE)
-    assert site.take(command_record(1, token=B, util=30.0), uid=ALICE) == {"final": 1, "counted": 1}
-    profile = site.store.profiles.get(B)
+def test_a_user_cannot_found_a_profile_nor_claim_a_token(site: Site) -> None:
+    """A forged "3 %, 300 MiB" without any job would let anything sit beside others as a harmless guest."""
+    site.tags[1] = OwnedToken(None, ALICE)
+    harmless = command_record(1, token=B, util=3.0, mem_mib=300.0)
+    assert site.take(harmless, uid=ALICE) == {"final": 1, "foreign": 1}
+    assert site.store.workloads.owners_by_token([B]) == {}, "a token seen in squeue stays its owner's"
+    site.store.workloads.claim({B: ALICE})  # as the helper does when a job brings it
+    assert site.take(replace(harmless, run_id="1" * 32), uid=ALICE) == {"final": 1, "kept": 1}
+    assert site.store.profiles.get(B) is None
+
+
+def test_a_users_own_record_refines_what_a_node_has_measured(site: Site) -> None:
+    site.tags.update({1: OwnedToken(A, ALICE), 2: OwnedToken(None, ALICE)})
+    site.take(record(1, util=30.0))
+    assert site.take(command_record(2, token=A, util=36.0), uid=ALICE) == {"final": 1, "counted": 1}
+    profile = site.store.profiles.get(A)
     assert profile is not None
-    assert (profile.owner_uid, profile.duration_s) == (ALICE, None)  # one command is not a whole job
+    assert (profile.features["mgup"], profile.runs, profile.duration_s) == (33.0, 2, 600.0)
+
+
+def test_users_records_do_not_move_a_profile_away_from_what_nodes_measured(site: Site) -> None:
+    site.tags.update({1: OwnedToken(A, ALICE), 2: OwnedToken(None, ALICE)})
+    site.take(record(1, util=60.0, mem_mib=9000.0))
+    assert site.take(command_record(2, token=A, util=3.0), uid=ALICE) == {"final": 1, "kept": 1}
+    for _ in range(20):
+        site.take(command_record(2, token=A, util=46.0, mem_mib=4000.0), uid=ALICE)
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert (profile.features["mgup"], profile.mem_used_mib, profile.generation) == (53.0, 9000, 1)
+    assert profile.features["mem_used_mib"] == 9000.0
 
 
 @pytest.mark.parametrize("node_first", [True, False])
 def test_a_nodes_record_outranks_the_users_of_the_same_job(site: Site, node_first: bool) -> None:
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     node, user = (record(1, util=60.0), 0), (command_record(1, util=55.0), ALICE)
     for made, uid in (node, user) if node_first else (user, node):
         site.take(made, uid=uid)
-    assert [run.by_node for run in site.store.runs.of_token(A)] == [True]
+    assert [run.by_node for run in site.store.runs.of_tokens([A])] == [True]
     profile = site.store.profiles.get(A)
     assert profile is not None
     assert profile.features["mgup"] == 60.0
     assert profile.runs == 1
 
 
+def test_cards_for_a_single_process_are_known_until_their_mode_changes(site: Site) -> None:
+    reader = StoreReader(site.store, ["v100"])
+
+    def told(seq: int, one_process: bool) -> frozenset[GpuAddress]:
+        site.take(
+            record(5, kind=RecordKind.INTERIM, seq=seq, run_id="5" * 32, end_s=NOW + seq, one_process=one_process)
+        )
+        return reader.read([], {}, {}, NOW).one_process
+
+    assert told(1, one_process=True) == {GpuAddress("gpu0", 0)}
+    assert told(2, one_process=False) == set()
+
+
 def test_interim_records_replace_each_other_and_go_when_the_job_ends(site: Site) -> None:
     final = record(5)
-    first, second = (replace(final, kind=Kind.INTERIM, seq=seq, end_s=final.start_s + 30 * seq) for seq in (1, 2))
+    first, second = (replace(final, kind=RecordKind.INTERIM, seq=seq, end_s=final.start_s + 30 * seq) for seq in (1, 2))
     site.take(first, second)
     site.take(first)
     assert site.store.live.of_jobs([5, 6]) == {5: second}
@@ -191,8 +233,8 @@ def test_interim_records_replace_each_other_and_go_when_the_job_ends(site: Site)
 
 
 def test_a_requeued_job_shows_its_new_run(site: Site) -> None:
-    old = record(5, kind=Kind.INTERIM, seq=50, end_s=NOW - 500)
-    new = record(5, kind=Kind.INTERIM, seq=1, end_s=NOW - 20)
+    old = record(5, kind=RecordKind.INTERIM, seq=50, end_s=NOW - 500)
+    new = record(5, kind=RecordKind.INTERIM, seq=1, end_s=NOW - 20)
     site.take(old)
     site.take(new)
     site.take(replace(old, seq=51))
@@ -200,8 +242,8 @@ def test_a_requeued_job_shows_its_new_run(site: Site) -> None:
 
 
 def test_the_last_interim_record_speaks_for_a_sampler_that_died(site: Site) -> None:
-    site.tags[5] = JobTag(A, ALICE)
-    interim = record(5, kind=Kind.INTERIM, seq=3, end_s=NOW - 30)
+    site.tags[5] = OwnedToken(A, ALICE)
+    interim = record(5, kind=RecordKind.INTERIM, seq=3, end_s=NOW - 30)
     site.take(interim)
     assert site.store.profiles.get(A) is None
     site.ingest.run(NOW + 3600)
@@ -210,12 +252,12 @@ def test_the_last_interim_record_speaks_for_a_sampler_that_died(site: Site) -> N
 
 
 def test_interim_records_of_users_are_of_no_use(site: Site) -> None:
-    assert site.take(command_record(5, token=A, kind=Kind.INTERIM), uid=ALICE) == {"ignored": 1}
+    assert site.take(command_record(5, token=A, kind=RecordKind.INTERIM), uid=ALICE) == {"ignored": 1}
     assert list(site.incoming.iterdir()) == []
 
 
 def test_records_may_come_through_the_database(site: Site) -> None:
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     made = record(1)
     site.store.inbox.deliver(seal(made))
     site.store.inbox.deliver(seal(made))
@@ -239,13 +281,13 @@ def test_munge_being_down_leaves_everything_where_it_is(site: Site) -> None:
 
 def test_what_is_no_record_goes_to_rejected_with_a_reason(site: Site, tmp_path: Path) -> None:
     good = record(1)
-    body = json.loads(good.to_json())
+    body = json.loads(encode_record(good))
     cases = {
         "not-munge": b"hello",
         "not-json": seal("hello"),
         "unknown-field": seal(json.dumps({**body, "job_name": "secret-project"})),
         "bad-node": seal(json.dumps({**body, "node": "/home/alice"})),
-        "nan": seal(good.to_json().replace("600.0", "NaN", 1)),
+        "nan": seal(encode_record(good).replace("600.0", "NaN", 1)),
         "future": seal(replace(good, end_s=NOW + 200_000)),
         "empty": b"",
         "huge": b"0:" + b"x" * 300_000,
@@ -256,30 +298,31 @@ def test_what_is_no_record_goes_to_rejected_with_a_reason(site: Site, tmp_path: 
     (site.incoming / "directory.rec").mkdir()
     os.mkfifo(site.incoming / "pipe.rec")
     (site.incoming / "unfinished.tmp").write_text("being written")
-    assert site.ingest.run(NOW).counts["rejected"] == len(cases) + 3
+    counts = site.ingest.run(NOW).counts
+    assert (counts["rejected"], counts["stray"]) == (len(cases) + 2, 1)
     assert [path.name for path in site.incoming.iterdir()] == ["unfinished.tmp"]
     rejected = site.spool_dir / "rejected"
-    reasons = {path.name: path.read_text() for path in rejected.glob("*.reason")}
-    assert set(reasons) == {f"{name}.rec.reason" for name in (*cases, "link", "directory", "pipe")}
-    assert all(reason.count("\n") == 1 and len(reason) > 5 for reason in reasons.values())
-    assert not (rejected / "link.rec").is_symlink()
-    assert "secret-project" not in "".join(reasons.values())
+    reasons = [path.read_text() for path in rejected.glob("*.reason")]
+    assert len(reasons) == len(cases) + 2
+    assert all(reason.count("\n") == 1 and len(reason) > 5 for reason in reasons)
+    assert all(path.is_file() and not path.is_symlink() for path in rejected.iterdir())
+    assert "secret-project" not in "".join(reasons)
 
 
 def test_a_batch_larger_than_one_transaction_arrives_whole(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm_gpushare.store.ingest.BATCH", 7)
     for job in range(1, 31):
-        site.tags[job] = JobTag(token(job % 5), ALICE)
+        site.tags[job] = OwnedToken(token(job % 5), ALICE)
     assert site.take(*(record(job) for job in range(1, 31)))["counted"] == 30
     assert sorted(profile.runs for profile in site.store.profiles.all()) == [6] * 5
 
 
 def test_a_record_that_took_the_place_of_the_one_just_read_is_not_lost(site: Site) -> None:
     """A sampler writes each interim record under the same name."""
-    first = record(5, kind=Kind.INTERIM, seq=1)
+    first = record(5, kind=RecordKind.INTERIM, seq=1)
     second = replace(first, seq=2, end_s=first.end_s + 30)
     (path,) = site.spool(first)
-    before = site.ingest._spool.take(10)
+    before = [read_record(found) for found in site.ingest._spool.look()]
     newer = path.with_suffix(".tmp")
     newer.write_bytes(seal(second))
     newer.rename(path)

@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import pytest
 from store_helpers import ALICE, NOW, Site, record, token, unseal
 
-from slurm_gpushare.store import Store, arrivals, ingest, intake, settle
-from slurm_gpushare.store.tags import JobTag
+from slurm_gpushare.store import Store, incoming, ingest, intake, settle
+from slurm_gpushare.tokens import OwnedToken
 
 JOBS = range(1, 13)
-OWNERS: dict[str, Any] = {"ingest": ingest, "intake": intake, "settle": settle, "Spool": arrivals.Spool}
+OWNERS: dict[str, Any] = {"ingest": ingest, "intake": intake, "settle": settle, "Spool": incoming.Spool}
 
 
 def die() -> NoReturn:
@@ -49,7 +49,7 @@ def ingest_and_die(url: str, spool_dir: Path, victim: str, when: str, count: int
             owner, name = OWNERS[victim.split(".")[0]], victim.split(".")[1]
             setattr(owner, name, dying(getattr(owner, name), when, count))
             ingest.BATCH = 5
-            tags = {job: JobTag(token(job % 3), ALICE) for job in JOBS}
+            tags = {job: OwnedToken(token(job % 3), ALICE) for job in JOBS}
             ingest.Ingest(Store(url), spool_dir, unseal, lambda jobs: {job: tags[job] for job in jobs}).run(NOW)
         finally:
             os._exit(1)
@@ -65,7 +65,7 @@ def ingest_and_die(url: str, spool_dir: Path, victim: str, when: str, count: int
         ("ingest.take_in", "before", 2),  # between two batches
         ("ingest.settle", "before", 1),  # all kept, none settled
         ("settle.refine", "after", 1),  # inside the transaction that settles
-        ("settle._drop", "after", 1),
+        ("settle.forget_runs", "after", 1),
         ("ingest.give_up", "before", 1),  # all done
     ],
 )
@@ -74,10 +74,10 @@ def test_every_record_counts_exactly_once(store_url: str, tmp_path: Path, victim
     site.spool(*(record(job) for job in JOBS))
     assert ingest_and_die(store_url, site.spool_dir, victim, when, count) == signal.SIGKILL
 
-    site.tags.update({job: JobTag(token(job % 3), ALICE) for job in JOBS})
+    site.tags.update({job: OwnedToken(token(job % 3), ALICE) for job in JOBS})
     site.ingest.run(NOW + 60)
     assert list(site.incoming.iterdir()) == []
-    runs = [run.job_id for name in range(3) for run in site.store.runs.of_token(token(name))]
+    runs = [run.job_id for name in range(3) for run in site.store.runs.of_tokens([token(name)])]
     assert sorted(runs) == list(JOBS)
     assert sorted(profile.runs for profile in site.store.profiles.all()) == [4, 4, 4]
     assert site.store.counters.all()["counted"] == len(JOBS)

@@ -9,7 +9,7 @@ from store_helpers import ALICE, BOB, NOW, token
 
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.decisions import Decision
-from slurm_gpushare.store.sharing import Observation, Span
+from slurm_gpushare.store.sharing import BAN_S, Observation, Span
 
 A, B, C = token(1), token(2), token(3)
 
@@ -37,11 +37,11 @@ def test_the_latest_model_of_a_gpu_model_is_in_force(store: Store) -> None:
 
 
 def test_knowledge_is_replaced_by_name(store: Store) -> None:
-    store.knowledge.put({"kb/V100": {"a": 1.5}, f"effect/{A}": {"b": 2}})
+    store.knowledge.put({"kb/V100": {"a": 1.5}, "kb/P100": {"b": 2}})
     store.knowledge.put({"kb/V100": {"a": 2.5}})
     assert store.knowledge.get("kb/V100") == {"a": 2.5}
     assert store.knowledge.get("kb/A100") is None
-    assert store.knowledge.under("effect/") == {f"effect/{A}": {"b": 2}}
+    assert store.knowledge.get("kb/P100") == {"b": 2}
 
 
 def test_an_observation_of_the_same_source_counts_once(store: Store) -> None:
@@ -75,9 +75,14 @@ def test_a_span_of_sharing_lasts_until_it_is_ended(store: Store) -> None:
 
 
 def test_a_forbidden_pair_has_no_order(store: Store) -> None:
-    store.sharing.forbid(B, A)
-    store.sharing.forbid(A, B)
-    assert store.sharing.forbidden() == {(A, B)}
+    store.sharing.ban(B, A, now_s=1000)
+    store.sharing.ban(A, B, now_s=1001)
+    assert store.sharing.banned(2000) == {(A, B)}
+    assert store.sharing.banned(1000 + BAN_S) == set(), "it fades"
+    store.sharing.ban(A, B, now_s=8000)
+    assert store.sharing.banned(1000 + BAN_S) == {(A, B)}, "unless it happens again"
+    assert store.sharing.lift(B) == 1
+    assert store.sharing.banned(2000) == set()
 
 
 def test_heartbeats_have_names(store: Store) -> None:

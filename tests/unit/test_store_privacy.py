@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from store_helpers import ALICE, NOW, Site, command_record, record, seal, token
 
-from slurm_gpushare.store.tags import JobTag
+from slurm_gpushare.telemetry.record_json import encode_record
+from slurm_gpushare.tokens import OwnedToken
 
 SECRET = "SECRETPROJECT"
 A = token(1)
@@ -19,13 +20,13 @@ A = token(1)
 @pytest.fixture
 def site(store_url: str, tmp_path: Path) -> Site:
     site = Site(store_url, tmp_path / "spool")
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     return site
 
 
 def attempts() -> list[dict[str, Any]]:
     """A user's record with the secret in every place where text could stand."""
-    body = json.loads(command_record(1, token=A).to_json())
+    body = json.loads(encode_record(command_record(1, token=A)))
     stat = body["profile"]["stats"]["gpu_util_pct"]
     return [
         {**body, "job_name": SECRET},
@@ -66,7 +67,7 @@ def test_reasons_and_the_log_never_quote_a_record(site: Site, caplog: pytest.Log
 
 
 def test_a_tag_that_is_no_token_is_not_kept(site: Site, tmp_path: Path) -> None:
-    site.tags[2] = JobTag(f"{SECRET}'; DROP TABLE workload", ALICE)
+    site.tags[2] = OwnedToken(f"{SECRET}'; DROP TABLE workload", ALICE)
     site.take(record(2))
     assert SECRET not in dump(site, tmp_path)
     assert site.store.counters.all()["untokened"] == 1

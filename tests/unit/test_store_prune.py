@@ -8,9 +8,9 @@ from store_helpers import ALICE, Site, record, token
 
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.store.decisions import Decision
-from slurm_gpushare.store.maintenance import problems, prune
+from slurm_gpushare.store.maintenance import problems, prune, sizes
 from slurm_gpushare.store.sharing import Observation, Span
-from slurm_gpushare.store.tags import JobTag
+from slurm_gpushare.tokens import OwnedToken
 
 A, B = token(1), token(2)
 DAY = 86_400
@@ -28,7 +28,7 @@ def site(store_url: str, tmp_path: Path) -> Site:
 
 def ingest(site: Site, *jobs: tuple[int, str, float], now: float) -> None:
     for job, name, end_s in jobs:
-        site.tags[job] = JobTag(name, ALICE)
+        site.tags[job] = OwnedToken(name, ALICE)
         site.spool(record(job, end_s=end_s))
     site.ingest.run(now)
 
@@ -37,7 +37,7 @@ def test_old_runs_go_but_not_those_that_a_profile_rests_on(site: Site, now: floa
     old = [(job, A, now - 100 * DAY + job) for job in range(1, 21)]
     ingest(site, *old, (50, A, now - DAY), now=now)
     assert prune(site.store, now - 30 * DAY)["run"] == 12
-    assert [run.job_id for run in site.store.runs.of_token(A)] == [*range(13, 21), 50]
+    assert [run.job_id for run in site.store.runs.of_tokens([A])] == [*range(13, 21), 50]
     profile = site.store.profiles.get(A)
     assert profile is not None
     assert profile.runs == 21
@@ -46,27 +46,25 @@ def test_old_runs_go_but_not_those_that_a_profile_rests_on(site: Site, now: floa
 
 def test_a_pruned_record_cannot_come_back(site: Site, now: float) -> None:
     made = record(1, end_s=now - 100 * DAY)
-    site.tags[1] = JobTag(A, ALICE)
+    site.tags[1] = OwnedToken(A, ALICE)
     site.spool(made)
     site.ingest.run(now)
     prune(site.store, now - 30 * DAY)
-    (path,) = site.spool(made)
+    site.spool(made)
     assert site.ingest.run(now).counts["rejected"] == 1
-    assert (site.spool_dir / "rejected" / f"{path.name}.reason").read_text() == "older than what the store remembers\n"
+    (reason,) = (site.spool_dir / "rejected").glob("*.reason")
+    assert reason.read_text() == "older than what the store remembers\n"
 
 
 def test_a_token_not_used_since_is_forgotten_with_all_that_was_learned(site: Site, now: float) -> None:
     ingest(site, (1, A, now - 100 * DAY), (2, B, now - DAY), now=now)
-    site.store.knowledge.put({f"effect/{A}": {"x": 1}, f"effect/{B}": {"x": 1}, "kb/V100": {"x": 1}})
-    site.store.sharing.forbid(A, B)
+    site.store.sharing.ban(A, B)
     with site.store.database.write() as connection:
         connection.exec_driver_sql(f"UPDATE workload SET created_s = 1 WHERE token = '{A}'")
         connection.exec_driver_sql(f"UPDATE profile SET updated_s = 1 WHERE token = '{A}'")
     assert prune(site.store, now - 30 * DAY)["workload"] == 1
-    assert site.store.workloads.get(A) is None
-    assert site.store.workloads.get(B) is not None
-    assert set(site.store.knowledge.under("")) == {f"effect/{B}", "kb/V100"}
-    assert site.store.sharing.forbidden() == frozenset()
+    assert site.store.workloads.owners_by_token([A, B]).keys() == {B}
+    assert site.store.sharing.banned(0) == frozenset()
 
 
 def test_decisions_observations_and_sharing_age_but_ids_never_start_again(site: Site, now: float) -> None:
@@ -88,3 +86,12 @@ def test_decisions_observations_and_sharing_age_but_ids_never_start_again(site: 
 def test_the_future_cannot_be_pruned(site: Site, now: float) -> None:
     with pytest.raises(BadInput):
         prune(site.store, now + DAY)
+
+
+def test_a_dry_run_counts_and_forgets_nothing(site: Site, now: float) -> None:
+    ingest(site, *((job, A, now - 100 * DAY + job) for job in range(1, 21)), (50, A, now - DAY), now=now)
+    before = sizes(site.store)
+    planned = prune(site.store, now - 30 * DAY, dry_run=True)
+    assert sizes(site.store) == before
+    assert planned["run"] == 12
+    assert planned == prune(site.store, now - 30 * DAY)

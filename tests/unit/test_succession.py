@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from plan_scenes import NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
 
-from slurm_gpushare.coschedule.snapshot import (
+from slurm_gpushare.coschedule.view.snapshot import (
     How,
 )
 
@@ -20,7 +20,7 @@ SUCCEEDS = {"p": ("n1", 0, How.SUCCEEDS)}
 
 def test_the_head_of_the_queue_takes_over_a_card_that_ends_soon() -> None:
     placement = only(decide([card(LATE)], [LONG]))
-    assert (placement.how, placement.partner_job_id) == (How.SUCCEEDS, "r")
+    assert (placement.how, placement.partner_key) == (How.SUCCEEDS, "r")
     reasons = placement.reasons
     assert reasons.wait_s == pytest.approx(200)
     assert reasons.shared_s == pytest.approx(250)
@@ -54,14 +54,15 @@ def test_a_successor_keeps_the_promise_of_who_is_there(lost_s: float, where: dic
 
 
 def test_a_successor_and_who_is_there_stay_within_their_limits() -> None:
-    extending = replace(SETTINGS, extend_time_limit=True)
+    fixed = replace(SETTINGS, extend_time_limit=False)
     for occupant, job in (
         (LATE, replace(LONG, limit_s=9500)),  # 9050 s, of 9025
         (replace(LATE, limit_s=1260), LONG),  # 250 s, of 247
     ):
-        assert places(decide([card(occupant)], [job])) == NOWHERE
-        assert places(decide([card(occupant)], [job], settings=extending)) == SUCCEEDS
-    assert places(decide([card(replace(LATE, limit_s=1265))], [replace(LONG, limit_s=9530)])) == SUCCEEDS
+        assert places(decide([card(occupant)], [job], settings=fixed)) == NOWHERE
+        assert places(decide([card(occupant)], [job])) == SUCCEEDS
+    fitting = [card(replace(LATE, limit_s=1265))], [replace(LONG, limit_s=9530)]
+    assert places(decide(*fitting, settings=fixed)) == SUCCEEDS
 
 
 def test_no_card_is_taken_over_past_a_job_of_higher_priority_that_could_have_it() -> None:
@@ -74,8 +75,8 @@ def test_no_card_is_taken_over_past_a_job_of_higher_priority_that_could_have_it(
 
 
 def test_successors_choose_in_priority_order_the_card_that_is_free_first() -> None:
-    sooner = replace(LATE, job_id="sooner", expected_s=1100.0)
-    jobs = [replace(LONG, job_id=name) for name in "abc"]
+    sooner = replace(LATE, key="sooner", expected_s=1100.0)
+    jobs = [replace(LONG, key=name) for name in "abc"]
     got = decide([card(LATE), card(sooner, index=1)], jobs)
     assert places(got) == {"a": ("n1", 1, How.SUCCEEDS), "b": ("n1", 0, How.SUCCEEDS)}
 

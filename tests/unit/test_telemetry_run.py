@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurm_gpushare.telemetry.nvml import CardSample, ProcessLoad
-from slurm_gpushare.telemetry.record import Closed, Kind, parse_record
-from slurm_gpushare.telemetry.run import Identity, Run
+from slurm_gpushare.telemetry.record import Closed, RecordKind
+from slurm_gpushare.telemetry.record_json import encode_record, parse_record
+from slurm_gpushare.telemetry.run import Identity, RunSoFar
 
 OWN, OTHER, UNKNOWN = 100, 200, 300
 OWNS = {OWN: True, OTHER: False, UNKNOWN: None}.get
@@ -24,15 +25,15 @@ ALONE = card(60, 30, own=(4096, 60, 30))
 SHARED = card(95, 55, own=(4096, 45, 22), other=(8192, 50, 33))
 
 
-def run_of(*samples: CardSample, neighbours: tuple[int, ...] = (), elapsed_s: float = 1.0) -> Run:
-    run = Run(Identity(1, "gpu0", 0), start_s=1000.0)
+def run_of(*samples: CardSample, neighbours: tuple[int, ...] = (), elapsed_s: float = 1.0) -> RunSoFar:
+    run = RunSoFar(Identity(1, "gpu0", 0), start_s=1000.0)
     for sample in samples:
-        run.add_card(sample, OWNS, neighbours, elapsed_s)
+        run.add_cards([sample], OWNS, neighbours, elapsed_s)
     return run
 
 
 def test_alone_the_card_s_numbers_are_the_job_s() -> None:
-    record = run_of(ALONE, ALONE).record(Kind.FINAL, 1010.0)
+    record = run_of(ALONE, ALONE).record(RecordKind.FINAL, 1010.0)
     features = record.features
     assert (features.mgup, features.mgmap, features.mgtsamp) == (60, 25, 30)
     assert (features.mem_used_mib, features.mem_total_mib) == (4096, 16384)
@@ -40,7 +41,7 @@ def test_alone_the_card_s_numbers_are_the_job_s() -> None:
 
 
 def test_shared_only_the_job_s_own_processes_count() -> None:
-    record = run_of(SHARED, SHARED, neighbours=(7,)).record(Kind.FINAL, 1010.0)
+    record = run_of(SHARED, SHARED, neighbours=(7,)).record(RecordKind.FINAL, 1010.0)
     features = record.features
     assert (features.mgup, features.mgmap, features.mgtsamp) == (45, 25, 22)
     assert (record.alone_s, record.shared_s) == (0, 2)
@@ -50,28 +51,28 @@ def test_shared_only_the_job_s_own_processes_count() -> None:
 
 def test_activity_alone_and_shared_is_kept_apart() -> None:
     at_the_change = card(95, 55, own=(4096, 60, 30), other=(8192, 20, 10))
-    record = run_of(ALONE, at_the_change, SHARED, SHARED, neighbours=(7,)).record(Kind.INTERIM, 1010.0)
+    record = run_of(ALONE, at_the_change, SHARED, SHARED, neighbours=(7,)).record(RecordKind.INTERIM, 1010.0)
     assert record.alone.stats["proc_sm_pct"].mean == 60
     assert record.shared.stats["proc_sm_pct"].max == 45, "the second in which the neighbour came is neither"
     assert (record.alone_s, record.shared_s) == (1, 3)
-    assert parse_record(record.to_json()) == record
+    assert parse_record(encode_record(record)) == record
 
 
 def test_what_a_neighbour_did_just_before_it_left_is_not_ours() -> None:
     """The card's own rate is an average over the last second."""
     leaving = card(80, 50, own=(4096, 58, 29))
-    record = run_of(SHARED, leaving, leaving, ALONE, elapsed_s=0.4).record(Kind.FINAL, 1010.0)
+    record = run_of(SHARED, leaving, leaving, ALONE, elapsed_s=0.4).record(RecordKind.FINAL, 1010.0)
     assert record.features.mgup == 60
 
 
 def test_nothing_counts_before_the_job_is_on_the_card() -> None:
-    record = run_of(card(70, 40, other=(8192, 70, 40)), card(0, 0)).record(Kind.FINAL, 1010.0)
+    record = run_of(card(70, 40, other=(8192, 70, 40)), card(0, 0)).record(RecordKind.FINAL, 1010.0)
     assert record.features.mgup is None
     assert record.profile.seconds == 0
 
 
 def test_a_process_of_unknown_owner_makes_nobody_a_neighbour() -> None:
-    record = run_of(card(60, 30, own=(4096, 60, 30), unknown=(10, 0, 0))).record(Kind.FINAL, 1010.0)
+    record = run_of(card(60, 30, own=(4096, 60, 30), unknown=(10, 0, 0))).record(RecordKind.FINAL, 1010.0)
     assert (record.alone_s, record.shared_s) == (0, 0)
 
 
@@ -80,7 +81,7 @@ def test_a_card_that_names_no_processes_is_judged_by_who_was_given_it(
     neighbours: tuple[int, ...], mgup: float | None
 ) -> None:
     silent = CardSample(60.0, 30.0, 4296.0, 16384.0, {}, None)
-    record = run_of(silent, neighbours=neighbours).record(Kind.FINAL, 1010.0)
+    record = run_of(silent, neighbours=neighbours).record(RecordKind.FINAL, 1010.0)
     assert record.features.mgup == mgup
     assert record.shared_s == len(neighbours)
 
@@ -89,9 +90,9 @@ def test_after_the_epoch_the_profile_stays_and_only_activity_goes_on() -> None:
     run = run_of(ALONE)
     run.close_profile(Closed.EPOCH)
     busier = card(99, 80, own=(9000, 99, 80))
-    run.add_card(busier, OWNS, (), 1.0)
+    run.add_cards([busier], OWNS, (), 1.0)
     run.add_host({"cpu_pct": 50.0})
-    record = run.record(Kind.FINAL, 1010.0)
+    record = run.record(RecordKind.FINAL, 1010.0)
     assert record.closed is Closed.EPOCH
     assert record.features.mgup == 60
     assert record.features.mem_used_mib == 9000, "whether two jobs fit depends on the peak of the whole run"
@@ -101,8 +102,30 @@ def test_after_the_epoch_the_profile_stays_and_only_activity_goes_on() -> None:
 
 def test_records_of_a_run_follow_each_other() -> None:
     run = run_of(ALONE)
-    first, last = run.record(Kind.INTERIM, 1001.0), run.record(Kind.FINAL, 1002.0)
+    first, last = run.record(RecordKind.INTERIM, 1001.0), run.record(RecordKind.FINAL, 1002.0)
     assert first.run_id == last.run_id
     assert first.record_id != last.record_id
     assert (first.seq, last.seq) == (1, 2)
     assert (first.closed, last.closed) == (Closed.OPEN, Closed.END)
+
+
+def test_the_cards_of_a_gang_are_one_record() -> None:
+    """Activity is the mean of the cards; memory that of the fullest, since a neighbour must fit on each."""
+    gang = RunSoFar(Identity(1, "n1", 0, others=(1,)), 0.0)
+    samples = [card(60, 30, own=(1000, 60, 30)), card(20, 10, own=(3000, 20, 10))]
+    for _ in range(3):
+        gang.add_cards(samples, OWNS, (), 1.0)
+    record = gang.record(RecordKind.FINAL, 3.0)
+    assert (record.gpu_index, record.gpus) == (0, 2)
+    assert record.features.gpu_util_mean_pct == pytest.approx(40.0)
+    assert record.features.mem_used_mib == 3000.0
+    assert parse_record(encode_record(record)) == record
+
+
+def test_a_gang_shares_as_soon_as_somebody_is_on_one_of_its_cards() -> None:
+    gang = RunSoFar(Identity(1, "n1", 0, others=(1,)), 0.0)
+    for _ in range(3):
+        gang.add_cards([ALONE, SHARED], OWNS, (5,), 1.0)
+    record = gang.record(RecordKind.FINAL, 3.0)
+    assert (record.alone_s, record.shared_s) == (0.0, 3.0)
+    assert [neighbour.job_id for neighbour in record.neighbours] == [5]

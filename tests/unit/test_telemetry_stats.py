@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from slurm_gpushare.telemetry.stats import Summaries, Summary
+from slurm_gpushare.telemetry.stats import StreamSummary, Summaries
 
 
 def exact_p95(values: list[float]) -> float:
@@ -26,7 +26,7 @@ SHAPES = {
 def test_a_stream_gives_what_the_whole_list_would(shape: str, share: bool) -> None:
     noise = random.Random(shape)
     values = [SHAPES[shape](noise) for _ in range(5000)]
-    summary = Summary(share=share)
+    summary = StreamSummary(share=share)
     for value in values:
         summary.add(value)
     stat = summary.stat()
@@ -39,14 +39,14 @@ def test_a_stream_gives_what_the_whole_list_would(shape: str, share: bool) -> No
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
 @pytest.mark.parametrize("share", [True, False])
 def test_a_few_samples_are_enough(count: int, share: bool) -> None:
-    summary = Summary(share=share)
+    summary = StreamSummary(share=share)
     for value in range(1, count + 1):
         summary.add(float(value))
     assert summary.stat().min <= summary.stat().p95 <= summary.stat().max == count
 
 
 def test_a_large_offset_does_not_eat_the_deviation() -> None:
-    summary = Summary(share=False)
+    summary = StreamSummary(share=False)
     for value in (1e9, 1e9 + 1, 1e9 + 2):
         summary.add(value)
     assert summary.stat().sd == pytest.approx((2 / 3) ** 0.5, abs=1e-3)

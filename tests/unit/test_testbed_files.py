@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,10 +14,10 @@ import pytest
 
 from slurm_gpushare.config import parse_config
 from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.testbed import confs, rootfs
-from slurm_gpushare.testbed.layout import Layout, Ports, Shape, State
-from slurm_gpushare.testbed.ports import free_ports
-from slurm_gpushare.testbed.processes import (
+from slurm_gpushare.testbed.slurm import configuration, rootfs
+from slurm_gpushare.testbed.slurm.layout import Layout, Ports, Shape, State
+from slurm_gpushare.testbed.slurm.ports import free_ports
+from slurm_gpushare.testbed.slurm.processes import (
     marked_pids,
     recorded_pid,
     start_ticks,
@@ -25,40 +26,41 @@ from slurm_gpushare.testbed.processes import (
     with_descendants,
     write_pid,
 )
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 LAYOUT = Layout(Path("/tmp/x"))
 STATE = State("bookworm", "22.05.8", Shape(nodes=2, gpus=2, shards=3), True, Ports(20001, 20002, (20003, 20004)))
 
 
 def test_gpus_are_typed_by_index_and_shards_are_untyped_in_both_files() -> None:
-    slurm = confs.slurm_conf(LAYOUT, STATE, "host", False)
+    slurm = configuration.slurm_conf(LAYOUT, STATE, "host", False)
     assert "Gres=gpu:v100_0:1,gpu:v100_1:1,shard:6 " in slurm
     assert "NodeName=gpu1 NodeHostname=host NodeAddr=127.0.0.1 Port=20004 " in slurm
-    gres = confs.gres_conf(LAYOUT, STATE).splitlines()
+    gres = configuration.gres_conf(LAYOUT, STATE).splitlines()
     assert "NodeName=gpu1 Name=gpu Type=v100_1 File=/tmp/x/dev/gpu1/nvidia1" in gres
     assert "NodeName=gpu1 Name=shard Count=6" in gres
 
 
 def test_gpushare_conf_is_valid_and_stays_inside_the_testbed() -> None:
-    config = parse_config(confs.gpushare_conf(LAYOUT, STATE))
-    assert config.partitions == (confs.PARTITION,)
+    config = parse_config(configuration.gpushare_conf(LAYOUT, STATE))
+    assert config.partitions == (configuration.PARTITION,)
     assert config.slurm_version == "22.05.8"
     assert {config.hook_file.parent, config.spool_dir.parent, config.state_dir.parent} == {LAYOUT.gpushare}
 
 
 def test_no_accounting_means_no_slurmdbd() -> None:
-    without = State(STATE.suite, STATE.release, STATE.shape, False, STATE.ports)
-    assert "AccountingStorage" in confs.slurm_conf(LAYOUT, STATE, "host", False)
-    assert "AccountingStorage" not in confs.slurm_conf(LAYOUT, without, "host", False)
+    without = State(STATE.suite, STATE.release, STATE.shape, False, STATE.ports, STATE.slurm_user)
+    assert "AccountingStorage" in configuration.slurm_conf(LAYOUT, STATE, "host", False)
+    assert "AccountingStorage" not in configuration.slurm_conf(LAYOUT, without, "host", False)
 
 
 @pytest.mark.parametrize(("release", "disabled"), [("22.05.8", False), ("24.05.0", True), ("26.05.5", True)])
 def test_cgroups_are_switched_off_where_the_release_can(release: str, disabled: bool) -> None:
-    assert ("CgroupPlugin=disabled" in confs.cgroup_conf(release)) is disabled
+    assert ("CgroupPlugin=disabled" in configuration.cgroup_conf(release)) is disabled
 
 
 def test_keys_are_replaced_added_and_removed() -> None:
-    assert confs.with_keys("A=1\nb = 2\n# c\n", {"B": "3", "a": "", "D": "4"}) == "B=3\nD=4\n# c\n"
+    assert configuration.with_keys("A=1\nb = 2\n# c\n", {"B": "3", "a": "", "D": "4"}) == "B=3\nD=4\n# c\n"
 
 
 def test_state_survives_the_process(tmp_path: Path) -> None:
@@ -76,6 +78,27 @@ def test_state_survives_the_process(tmp_path: Path) -> None:
 def test_a_directory_that_slurm_could_not_use_is_refused(directory: str) -> None:
     with pytest.raises(BadInput):
         Layout(Path(directory)).check()
+
+
+def test_a_directory_that_somebody_else_made_or_can_write_to_is_refused(tmp_path: Path) -> None:
+    """What lies in it, a prolog for instance, would run as root."""
+    ours, open_to_all, link = tmp_path / "ours", tmp_path / "open", tmp_path / "link"
+    ours.mkdir()
+    Layout(ours).check_owner()
+    Layout(tmp_path / "missing").check_owner()
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    link.symlink_to(ours)
+    refused = [open_to_all, link]
+    if os.geteuid() == 0:
+        refused.append(tmp_path / "theirs")
+        refused[-1].mkdir()
+        os.chown(refused[-1], 1001, 1001)
+    for directory in refused:
+        with pytest.raises(BadInput, match="somebody else"):
+            Layout(directory).check_owner()
+        with pytest.raises(BadInput, match="somebody else"):
+            _ = Testbed(directory).state
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 2), (1, 17, 2), (65, 1, 2), (1, 1, 0)])
@@ -102,6 +125,17 @@ def test_a_pid_file_of_an_earlier_process_with_the_same_pid_is_stale(tmp_path: P
     assert recorded_pid(file) is None
 
 
+def test_a_process_may_call_itself_anything(tmp_path: Path) -> None:
+    code = "import sys; open('/proc/self/comm', 'wb').write(b'\\xff\\xfe'); print(flush=True); sys.stdin.read()"
+    odd = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert odd.stdout is not None
+    odd.stdout.readline()
+    try:
+        assert marked_pids(tmp_path) == set()
+    finally:
+        odd.communicate()
+
+
 def test_processes_are_found_by_mark_and_by_descent(tmp_path: Path) -> None:
     env = {**os.environ, "GPUSHARE_TESTBED": str(tmp_path)}
     parent = subprocess.Popen(["sh", "-c", "env -i sleep 60 & echo; wait"], env=env, stdout=subprocess.PIPE)
@@ -120,7 +154,7 @@ def test_processes_are_found_by_mark_and_by_descent(tmp_path: Path) -> None:
 
 def test_ones_own_ancestors_are_never_found(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from slurm_gpushare.testbed.processes import marked_pids;"
+        "from pathlib import Path; from slurm_gpushare.testbed.slurm.processes import marked_pids;"
         f"print(marked_pids(Path({str(tmp_path)!r})))"
     )
     env = {**os.environ, "GPUSHARE_TESTBED": str(tmp_path)}
@@ -158,7 +192,7 @@ def test_a_build_that_was_killed_is_found_by_its_mark_and_locks_until_it_has_end
 ) -> None:
     fake_debootstrap.write_text("#!/bin/sh\nexec sleep 60\n")
     mark = {"GPUSHARE_TESTBED": str(tmp_path)}
-    code = f"from slurm_gpushare.testbed.rootfs import root_of; root_of('trixie', str, {mark})"
+    code = f"from slurm_gpushare.testbed.slurm.rootfs import root_of; root_of('trixie', str, {mark})"
     builder = subprocess.Popen([sys.executable, "-c", code])
     assert wait_until(lambda: bool(marked_pids(tmp_path)), 60)
     builder.kill()
@@ -186,3 +220,14 @@ def test_without_debootstrap_the_package_is_named(tmp_path: Path, monkeypatch: p
 def test_the_cache_is_outside_the_repository_unless_told() -> None:
     assert rootfs.cache_dir({"GPUSHARE_CACHE": "/c"}) == Path("/c")
     assert rootfs.cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/slurm-gpushare")
+
+
+def test_a_process_whose_name_is_no_text_can_be_looked_at(tmp_path: Path) -> None:
+    script = os.fsencode(tmp_path) + b"/\xff) S \xfe"
+    os.symlink(os.fsencode(shutil.which("sleep") or ""), script)
+    with subprocess.Popen([script, b"60"]) as process:
+        try:
+            assert start_ticks(process.pid)
+            assert process.pid in with_descendants([process.pid])
+        finally:
+            process.kill()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.tokens import TOKEN, TokenFile, new_token, token_path
 
 
@@ -20,6 +23,23 @@ def home(tmp_path: Path) -> dict[str, str]:
 def gpushare(home: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "slurm_gpushare", *arguments]
     return subprocess.run(command, env=home, capture_output=True, text=True, check=False)
+
+
+def test_a_workload_that_took_the_whole_card_in_advance_is_marked(home: dict[str, str], tmp_path: Path) -> None:
+    token = gpushare(home, "token", "big net").stdout.strip()
+    conf, url = tmp_path / "gpushare.conf", f"sqlite:///{tmp_path}/store.sqlite"
+    conf.write_text(f"Partitions=gpu\nStoreUrl={url}\n")
+    home = {**home, "GPUSHARE_CONF": str(conf)}
+    features = {"mgmap": 97.0, "gpu_mem_pct_mean": 96.0}
+    with Store.create(url) as store:
+        enter_profiles(store, [KnownProfile(token, os.geteuid(), "V100", 15_900, 16_384, 1, 600.0, features)])
+    said = gpushare(home, "token", "list").stdout
+    assert "15.5G*" in said
+    assert "constant and nearly the whole card" in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert "15.5G|" in gpushare(home, "token", "list", "-nP").stdout
+    (told,) = json.loads(gpushare(home, "token", "list", "--json").stdout)
+    assert told["preallocated"] is True
 
 
 def test_tokens_are_random_and_of_the_one_form() -> None:
@@ -69,7 +89,7 @@ def test_a_removed_name_gets_a_new_token(home: dict[str, str]) -> None:
 
 def test_list_shows_names_beside_tokens(home: dict[str, str]) -> None:
     token = gpushare(home, "token", "my net").stdout.strip()
-    assert gpushare(home, "token", "list", "-nP").stdout == f"{token}|my net\n"
+    assert gpushare(home, "token", "list", "-nP").stdout == f"{token}|my net|---|---|---|---|---|---\n"
 
 
 @pytest.mark.parametrize("name", ["", " ", "a,b", "a\nb", "a\0b", "list", "rm", "gs-" + "a" * 20, "x" * 201])

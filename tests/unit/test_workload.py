@@ -11,8 +11,8 @@ import pytest
 from emulated import NODE, EmulatedNode, figures
 
 from slurm_gpushare.testbed.emulator import ComputeMode, create_node, set_compute_mode
-from slurm_gpushare.testbed.processes import wait_until
-from slurm_gpushare.testbed.workload import main
+from slurm_gpushare.testbed.job.workload import main
+from slurm_gpushare.testbed.slurm.processes import wait_until
 
 PAIRS = "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b\nsmall,large,V100,1,0.40,0.85\nhuge,large,V100,0,,\n"
 
@@ -24,9 +24,9 @@ def pairs(tmp_path: Path) -> str:
     return str(path)
 
 
-def residents(node: EmulatedNode, gpu: int = 0) -> int:
+def occupants(node: EmulatedNode, gpu: int = 0) -> int:
     with node.card(gpu) as card:
-        return sum(stay.until_us is None for stay in card.residents(0))
+        return sum(stay.until_us is None for stay in card.occupants(0))
 
 
 def test_a_lone_job_takes_its_stated_time_and_prints_its_epochs(emulated_node: EmulatedNode) -> None:
@@ -38,7 +38,7 @@ def test_a_lone_job_takes_its_stated_time_and_prints_its_epochs(emulated_node: E
     done = figures(lines[-1])
     assert done["time_s"] == pytest.approx(0.3, rel=0.03)
     assert done["isd_pct"] == pytest.approx(0, abs=3)
-    assert residents(emulated_node, 1) == 0
+    assert occupants(emulated_node, 1) == 0
 
 
 def test_a_pair_is_slowed_as_the_table_says_each_in_its_direction(emulated_node: EmulatedNode, pairs: str) -> None:
@@ -66,7 +66,7 @@ def test_a_job_shows_on_its_card_while_it_runs(emulated_node: EmulatedNode) -> N
     job.terminate()
     out, _ = job.communicate(timeout=60)
     assert (job.returncode, out.split()[0]) == (143, "stopped")
-    assert residents(emulated_node) == 0
+    assert occupants(emulated_node) == 0
 
 
 def test_memory_that_is_taken_kills_the_allocator_only(emulated_node: EmulatedNode) -> None:
@@ -92,7 +92,7 @@ def test_a_job_that_grows_past_the_card_dies_halfway(emulated_node: EmulatedNode
     assert "epoch 1/3" in out
     assert "epoch 2/3" not in out
     assert err.startswith("torch.cuda.OutOfMemoryError")
-    assert residents(emulated_node) == 0
+    assert occupants(emulated_node) == 0
 
 
 def test_a_pair_that_did_not_fit_on_the_real_card_does_not_fit_here(emulated_node: EmulatedNode, pairs: str) -> None:
@@ -180,7 +180,7 @@ def test_suspended_time_is_not_worked(emulated_node: EmulatedNode) -> None:
     [
         (["--profile", "nobody", "--pairs", "PAIRS"], {}, "no profile 'nobody' in"),
         (["--profile", "small"], {}, "--profile goes with --pairs or --profiles"),
-        (["--profile", "small", "--pairs", "nowhere.csv"], {}, "cannot read pairs from nowhere.csv"),
+        (["--profile", "small", "--pairs", "nowhere.csv"], {}, "nowhere.csv: cannot be read"),
         ([], {"CUDA_VISIBLE_DEVICES": "7"}, "GPU 7 does not exist on node gpu0, which has 2"),
         ([], {"CUDA_VISIBLE_DEVICES": "GPU-0000"}, "GPU GPU-0000 does not exist"),
         ([], {"CUDA_VISIBLE_DEVICES": ""}, "the GPU named by an empty list does not exist"),
@@ -209,7 +209,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert (code, out) == (2, "")
     assert says in err
     assert err.count("\n") == 1
-    assert residents(emulated_node) == 0
+    assert occupants(emulated_node) == 0
     assert not list((emulated_node.emu_dir / "checkpoints").iterdir())
 
 
@@ -220,12 +220,12 @@ def test_making_a_node_again_empties_it_in_place_and_old_jobs_disturb_nobody(emu
     assert old.stdout is not None
     old.stdout.readline()
     create_node(emulated_node.emu_dir, NODE, 2)
-    assert (path.stat().st_ino, residents(emulated_node)) == (before, 0)
+    assert (path.stat().st_ino, occupants(emulated_node)) == (before, 0)
     new = emulated_node.job("--work-s", "60")
     assert new.stdout is not None
     new.stdout.readline()
     old.terminate()
     old.communicate(timeout=60)
-    assert residents(emulated_node) == 1
+    assert occupants(emulated_node) == 1
     new.kill()
     new.communicate()

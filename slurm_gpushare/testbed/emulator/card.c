@@ -109,7 +109,7 @@ void unmap_cards(void)
 
 /* ---- who is on a card, and how busy they are ---- */
 /* State letter of a process that is the very one that joined, or 0. */
-static char process_state(uint32_t pid, uint64_t start_ticks)
+char process_state(uint32_t pid, uint64_t start_ticks)
 {
     char path[32], text[1024], state;
     unsigned long long ticks;

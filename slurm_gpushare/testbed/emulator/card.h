@@ -50,6 +50,7 @@ void map_cards(void);                       /* fills cards[] from node_dir */
 void unmap_cards(void);
 result fault(const char *function);         /* what the node's fault file wants of this call; may hang */
 uint64_t clock_us(int clock);
+char process_state(uint32_t pid, uint64_t start_ticks); /* a letter; 0 if that very process is gone */
 unsigned int loads(const struct card *card, uint64_t since_us, uint64_t window_us, struct load out[SLOTS]);
 struct load total(const struct card *card, uint64_t window_us);
 

@@ -54,11 +54,10 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Resident:
-    """One stay of a job on the card; `until_us` is None while it is there and running."""
+class SlotUse:
+    """From when to when a job used a slot of the card; `until_us` is None while it is there and running."""
 
     slot: int
-    pid: int
     since_us: int
     until_us: int | None
     demand: Demand
@@ -108,7 +107,7 @@ def process_start(pid: int) -> tuple[str, int] | None:
     return None if state in "ZX" else (state, int(fields[19]))
 
 
-class Card:
+class EmulatedCard:
     """An open card file. Close it, or use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +127,7 @@ class Card:
         self._map.close()
         os.close(self._fd)
 
-    def __enter__(self) -> Card:
+    def __enter__(self) -> EmulatedCard:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -140,7 +139,7 @@ class Card:
         name, uuid = (text.rstrip(b"\0").decode() for text in fields[9:11])
         return CardInfo(fields[1], name, uuid, fields[4], fields[5], fields[6])
 
-    def residents(self, since_us: int) -> list[Resident]:
+    def occupants(self, since_us: int) -> list[SlotUse]:
         """Every stay that reached past `since_us`, in the order of arrival.
 
         A process that died or is suspended was last there when it published last.
@@ -159,7 +158,7 @@ class Card:
                 if process is None or process[1] != self._u64(at + layout.START_TICKS_AT) or process[0] in "Tt":
                     until_us = self._last_sample_us(at) or join_us
             if until_us is None or until_us > since_us:
-                found.append(Resident(slot, pid, join_us, until_us, self._demand(at)))
+                found.append(SlotUse(slot, join_us, until_us, self._demand(at)))
         return sorted(found, key=lambda stay: stay.since_us)
 
     def join(self, demand: Demand, clashes: frozenset[str] = frozenset()) -> Seat:
@@ -294,7 +293,7 @@ class Card:
 class Seat:
     """A job's own place on a card; once the card was emptied under it (a reset) it does nothing any more."""
 
-    card: Card
+    card: EmulatedCard
     slot: int
     joined_us: int
 

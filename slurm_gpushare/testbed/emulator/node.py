@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_gpushare.atomic_files import replace_text, replacing
 from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.testbed.emulator import layout
 from slurm_gpushare.testbed.emulator.card import ComputeMode
 
 MODEL = "Tesla V100-SXM2-16GB"
 MEM_TOTAL_MIB = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class CardKind:
+    """What NVML says of the cards of a model."""
+
+    name: str
+    mem_total_mib: int
+
+
+CARDS = {"v100": CardKind(MODEL, MEM_TOTAL_MIB), "a100": CardKind("NVIDIA A100-SXM4-40GB", 40960)}
+"""By the name that a site gives them."""
 MEM_RESERVED_MIB = 224  # what the driver keeps of a V100: jobs can allocate 16160 MiB
 POWER_LIMIT_W = 300
 POWER_IDLE_W = 42
@@ -58,10 +72,7 @@ def set_fault(emu_dir: Path, node: str, *lines: str) -> None:
 
     FUNCTION matches from the start of the name, so that ``nvmlDeviceGetMemoryInfo 15`` holds for every version of it.
     """
-    path = emu_dir / node / "fault"
-    unfinished = path.with_name(f".fault.{os.getpid()}")
-    unfinished.write_text("".join(f"{line}\n" for line in lines))
-    os.replace(unfinished, path)
+    replace_text(emu_dir / node / "fault", "".join(f"{line}\n" for line in lines))
 
 
 def clear_faults(emu_dir: Path, node: str) -> None:
@@ -94,7 +105,5 @@ def _write_card(path: Path, header: bytes) -> None:
         with path.open("r+b", buffering=0) as file:
             os.pwrite(file.fileno(), content, 0)
         return
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_bytes(content)
-    unfinished.chmod(0o666)  # a job of any user may use any card, as with /dev/nvidia*
-    os.replace(unfinished, path)
+    with replacing(path, 0o666) as draft:  # a job of any user may use any card, as with /dev/nvidia*
+        draft.write_bytes(content)

@@ -1,0 +1,311 @@
+-- What a job that asks for one GPU, or for all GPUs of a node, becomes: tagged, measured, or as it was.
+
+local load, site = ...
+local fields = load("gpushare_fields")
+local gangs = load("gpushare_gang")
+local request = load("gpushare_request")
+local store = load("gpushare_store")
+
+local M = {}
+
+-- Before this release a whole-GPU job could start beside a sharer that had lost its neighbour, so that single GPUs are
+-- asked for as all shards of one. Before RETARGET a pending job could not change from gpu to shard, nor from untyped
+-- to typed shards (found in Slurm's source: job updates start from an empty list of gres since 23.02.6).
+M.WHOLE_GPU_SAFE = 231105
+M.RETARGET = 230206
+M.SLASH_PREFIX = 231100
+
+-- The partitions' common default, or false if they differ.
+local function common_default(table_, list)
+  local value = table_[list[1]]
+  for _, name in ipairs(list) do
+    if table_[name] ~= value then
+      return false
+    end
+  end
+  return value
+end
+
+local turn = 0
+
+-- Where the site's release can only retarget typed shards, jobs are spread over the model's indices from the start.
+local function next_index(model, settings)
+  turn = turn + 1
+  return turn % (site.gpus and site.gpus[model] or settings.gpus_per_node)
+end
+
+local function with_tag(admin_comment, tag)
+  local kept = (" " .. (admin_comment or "")):gsub("%sGS1:%S*", ""):gsub("^%s+", "")
+  return kept == "" and tag or kept .. " " .. tag
+end
+
+-- Whether --mincpus is a wish of its own: the helper counts the CPUs of the job's tasks, and would send it to a node
+-- with too few. sbatch repeats -c there.
+local function asks_for_more_cpus(read)
+  local tasks = math.max(1, read("num_tasks") or 1) * math.max(1, read("cpus_per_task") or 1)
+  return (read("pn_min_cpus") or 0) > math.max(tasks, read("min_cpus") or 1)
+end
+
+-- The reason for which a job is none of our business although it asks for one GPU, or nil.
+local function left_alone(read, job_desc)
+  if read("het_job_offset") then
+    return "heterogeneous jobs are left alone"
+  elseif read("clusters") then
+    return "jobs sent to other clusters (-M) are left alone"
+  elseif (read("immediate") or 0) ~= 0 then
+    return "--immediate jobs are left alone"
+  elseif read("shared") and read("shared") ~= 1 then
+    return "--exclusive asks for the whole node"
+  elseif asks_for_more_cpus(read) then
+    return "--mincpus asks for more CPUs of the node than the job's tasks have"
+  elseif not fields.is_batch(job_desc) then
+    return "only sbatch jobs share"
+  end
+  return nil
+end
+
+-- Everything that a gang becomes: {fields to write, request per card without prefix}. nil and the reason if it cannot.
+local function shareable_gang(read, settings, list, gang)
+  local cpus = common_default(settings.def_cpu_per_gpu, list)
+  local mem_mib = common_default(settings.def_mem_per_gpu_mib, list)
+  if cpus == false or mem_mib == false then
+    return nil, "its partitions have different defaults per GPU"
+  end
+  local wanted, reason = gangs.by_card(read, gang, settings.shards_per_gpu, cpus, mem_mib)
+  return wanted, wanted and string.format("shard:%d", settings.shards_per_gpu) or reason
+end
+
+-- Everything a one-GPU job becomes: {fields to write, request per node without prefix}. nil and the reason if it cannot.
+-- `known` is what the store knows of the workload of a job that is to be tagged.
+local function shareable(read, settings, list, single, known)
+  local cpus = common_default(settings.def_cpu_per_gpu, list)
+  local mem_mib = common_default(settings.def_mem_per_gpu_mib, list)
+  if cpus == false or mem_mib == false then
+    return nil, "its partitions have different defaults per GPU"
+  end
+  local wanted, reason = request.carry_along(read, single, cpus, mem_mib)
+  if not wanted then
+    return nil, reason
+  end
+  local version = settings.slurm_version or math.huge
+  local what = "gpu:1"
+  if single.type then
+    what = string.format("shard:%s:%d", single.type, settings.shards_per_gpu)
+  elseif known and version < M.RETARGET then
+    local index = next_index(known.model, settings)
+    what = string.format("shard:%s_%d:%d", known.model, index, settings.shards_per_gpu)
+  elseif version < M.WHOLE_GPU_SAFE or mem_mib then
+    -- A pending gpu request on a partition with DefMemPerGPU carries that default, and cannot become shards any more.
+    what = string.format("shard:%d", settings.shards_per_gpu)
+  end
+  local prefix = single.prefix or (version < M.SLASH_PREFIX and "gres:" or "gres/")
+  return request.per_node(read, single, wanted, prefix, what), what
+end
+
+-- The tagged form of a known workload's job on `gpus` GPUs.
+local function tagged_job(read, wanted, what, known, consent, settings, gpus)
+  local now = os.time()
+  local lease = (read("begin_time") or 0) <= now
+  local parts = { "GS1:c=" .. string.format("%d", known.cluster), "t=" .. consent.token, "o=" .. what }
+  if gpus > 1 then
+    parts[#parts + 1] = string.format("k=%d", gpus)
+  end
+  if read("req_nodes") then
+    parts[#parts + 1] = "w=" .. read("req_nodes")
+  end
+  if lease then
+    parts[#parts + 1] = "l=1"
+    wanted.begin_time = now + settings.lease_s
+  end
+  if consent.max then
+    parts[#parts + 1] = string.format("m=%d", consent.max)
+  end
+  -- The owner's own words; what a site sets for everybody (JobRequeue=1) is not in the submission.
+  if consent.requeue or (consent.requeue == nil and read("requeue") == 1) then
+    parts[#parts + 1] = "r=1"
+  end
+  wanted.admin_comment = with_tag(read("admin_comment"), table.concat(parts, ";"))
+  return wanted
+end
+
+M.PROBED = "first run of this workload: it gets a whole GPU and is measured. Later runs may share."
+M.PROBED_NODE = "first run of this workload on a whole node: it has the node alone and is measured. Later runs may share."
+M.SHARED = "this job may share its GPU with another. To have a GPU alone, leave out --comment=gpushare:..."
+M.LEASED = "this job may share its GPU with another; finding one may take %d s of its waiting time. "
+  .. "To have a GPU alone, leave out --comment=gpushare:..."
+
+M.SHARED_NODE = "this job may share its node with another that wants all of its GPUs. "
+  .. "To have the node alone, leave out --comment=gpushare:..."
+
+M.NO_CURVE = "cpus=auto: how many CPUs this workload needs is not known, so they stay as written. "
+  .. "Measure it with: gpushare profile --cpus 2,4,8 -- COMMAND"
+M.REPEATED = "cpus=auto: srun would repeat --cpus-per-gpu, or -c with --gpus-per-task, so the CPUs stay as written."
+M.GANG = "cpus=auto: of a job on several GPUs the CPUs stay as written."
+M.CURVE = "cpus=auto: %d CPUs instead of %d, as measured for this workload."
+M.CURVE_CUT = "cpus=auto: %d CPUs instead of %d: %d were measured to be enough, but the partition allows no more."
+M.SAME_CPUS = "cpus=auto: %d CPUs, as written, are what was measured for this workload."
+M.MEMORY_UNSAID = "cpus=auto: %d CPUs are enough as measured, but the memory may depend on them, so %d stay as written. "
+  .. "Say how much it needs with --mem."
+
+M.SHADOWED = "this job is measured and runs as written: this site only works out what sharing would do."
+
+M.AWAY = "sharing is not running now"
+
+-- The first of `models` in the alphabet on which the workload was measured on so many GPUs, nil if there is none.
+local function measured_on(models, found, gpus)
+  local first
+  for model in pairs(models) do
+    if found.clusters[model] and found.gpus[model] == gpus and (not first or model < first) then
+      first = model
+    end
+  end
+  return first
+end
+
+-- What the store knows of the token on one of the models that the job may get, if this user's job on `gpus` GPUs may
+-- share now: {model, cluster}. Else nil, the reason, and what broke, if something did. The second value is false for a
+-- workload that was not measured so, true for one whose helper is away: such jobs are measured.
+local function known_workload(read, settings, models, token, gpus)
+  if settings.policy == "off" then
+    return nil, "sharing is switched off"
+  end
+  local ok, found = pcall(store.look_up, settings.hook_file, token)
+  if not ok then
+    return nil, "sharing is not available now", tostring(found)
+  end
+  local away = math.abs(os.time() - (found.heartbeat_s or 0)) > settings.heartbeat_s
+  if gpus > 1 and (away or found.gangs ~= 1) then
+    -- Slurm tells a prolog only the last of a job's GPUs, so that a gang as it was written cannot be measured.
+    return nil, away and M.AWAY or "this Slurm is not set up for sharing whole nodes"
+  end
+  -- Somebody else's token, or one on another number of GPUs, looks exactly like one that was never seen.
+  local model = found.uid == read("user_id") and measured_on(models, found, gpus)
+  if not model then
+    return nil, false
+  elseif away then
+    return nil, true
+  end
+  return { model = model, cluster = found.clusters[model], cpus = found.cpus }
+end
+
+-- The tag of a job whose request stays as it is: whose telemetry it is, and for a known workload what its owner accepts.
+local function measured_tag(consent, is_known)
+  local tag = (is_known and "GS1:t=" or "GS1:probe;t=") .. consent.token
+  return is_known and consent.max and string.format("%s;m=%d", tag, consent.max) or tag
+end
+
+-- The request for one GPU, if the job has just that, and the reason for which it does not share, if there is one.
+local function one_gpu(read, asked, settings)
+  local single, reason = request.single_gpu(read, asked)
+  if single and single.type then
+    if not settings.gpu_models[single.type:match("^(.*)_%d+$") or ""] then
+      return nil, "it asks for a GPU of another type"
+    end
+    return single, "it names one GPU by its type"
+  end
+  return single, reason
+end
+
+-- The request for all GPUs of a node, if the job has just that and gangs may share here; else nil and the reason, if it
+-- is one that the job's owner can do something about.
+local function whole_node(read, asked, settings)
+  local old = (settings.slurm_version or math.huge) < M.WHOLE_GPU_SAFE
+  if old or settings.share_gangs ~= "yes" or settings.policy == "shadow" then
+    return nil
+  end
+  return gangs.of(read, asked, settings.gpus_per_node)
+end
+
+-- What cpus=auto makes of the job, added to `wanted`: as many CPUs as the workload's curve says, `most` at most where a
+-- number is given. What to tell the user.
+local function curve_cpus(read, single, wanted, known, most)
+  if not known.cpus then
+    return M.NO_CURVE
+  elseif read("cpus_per_tres") or (single.per_task and read("cpus_per_task")) then
+    -- On 24.11.5 plain srun fails in a job of the second form whatever its CPUs are; no second reason is added.
+    return M.REPEATED
+  end
+  local cpus = math.min(known.cpus, most or known.cpus)
+  local now, before = request.with_cpus(read, single, wanted, cpus)
+  if not now then
+    return string.format(M.MEMORY_UNSAID, cpus, before)
+  elseif cpus < known.cpus then
+    return string.format(M.CURVE_CUT, now, before, known.cpus)
+  end
+  return string.format(now == before and M.SAME_CPUS or M.CURVE, now, before)
+end
+
+-- What becomes of a job that asks for GPUs, on partitions that are all shared and have these `models` for it. `consent`
+-- is nil for a job without a token, `most_cpus` what its partitions allow. The answer: {wanted = {field = value},
+-- for_script = what to tell the task prolog, line = what to tell the user if it takes part, cpus_line = the same of
+-- cpus=auto, reason = why it does not, fault = what broke}, each or none of it.
+function M.decide(job_desc, read, asked, settings, list, models, consent, most_cpus)
+  local old = settings.slurm_version and settings.slurm_version < M.WHOLE_GPU_SAFE
+  if not (consent or old) then
+    return {}
+  elseif fields.has_long_text(read) then
+    return { reason = "one of its options is longer than 1024 characters" }
+  end
+  local single, reason = one_gpu(read, asked, settings)
+  local gang
+  if consent and not single then
+    local why
+    gang, why = whole_node(read, asked, settings)
+    reason = not gang and (why or reason) or nil
+  end
+  local alone = (single or gang) and left_alone(read, job_desc)
+  if not (single or gang) or alone then
+    return { reason = alone or reason }
+  end
+  local gpus = gang and gang.gpus or 1
+  local known, fault
+  if consent and not reason then
+    known, reason, fault = known_workload(read, settings, models, consent.token, gpus)
+    local shadow = settings.policy == "shadow"
+    if type(reason) == "boolean" or (known and shadow) then
+      -- The tag says whose telemetry it is, also for a job that ends before a helper is back.
+      local away = reason == true
+      local wanted, why = {}, nil
+      local tag = measured_tag(consent, known ~= nil or away)
+      if gang then
+        wanted, why = shareable_gang(read, settings, list, gang)
+        tag = string.format("%s;k=%d", tag, gpus)
+      elseif old then
+        wanted = shareable(read, settings, list, single) or {}
+      end
+      if not wanted then
+        return { reason = why }
+      end
+      wanted.admin_comment = with_tag(read("admin_comment"), tag)
+      local line = (gang and M.PROBED_NODE) or (shadow and M.SHADOWED) or M.PROBED
+      return {
+        wanted = wanted,
+        line = not away and line or nil,
+        cpus_line = consent.cpus_auto and not (known or away) and M.NO_CURVE or nil,
+        reason = away and M.AWAY or nil,
+        for_script = gang and gangs.for_script(gang),
+      }
+    end
+  end
+  if not known and not old then
+    return { reason = reason, fault = fault }
+  end
+  local wanted, what
+  if gang then
+    wanted, what = shareable_gang(read, settings, list, gang)
+  else
+    wanted, what = shareable(read, settings, list, single, known)
+  end
+  if not wanted then
+    return { reason = reason or what, fault = fault }
+  elseif known then
+    local cpus_line = consent.cpus_auto and (gang and M.GANG or curve_cpus(read, single, wanted, known, most_cpus)) or nil
+    wanted = tagged_job(read, wanted, what, known, consent, settings, gpus)
+    local line = wanted.begin_time and string.format(M.LEASED, settings.lease_s) or M.SHARED
+    local for_script = gang and gangs.for_script(gang)
+    return { wanted = wanted, line = gang and M.SHARED_NODE or line, cpus_line = cpus_line, for_script = for_script }
+  end
+  return { wanted = wanted, reason = reason, fault = fault }
+end
+
+return M

@@ -1,0 +1,257 @@
+"""An administrator's afternoon: from a Slurm without us to the first shared job, an upgrade, and back, byte for byte.
+
+``afternoon.py DIST [SUITE]``: DIST holds the Debian packages (make dist). All of it happens on a throw-away Slurm, in a
+copy of that Debian; needs root. Exit code 1 at the first step that does not do what docs/admin-guide.md says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from slurm_gpushare.testbed.experiment.submitting import show, submit, wait_for
+from slurm_gpushare.testbed.slurm.configuration import with_keys
+from slurm_gpushare.testbed.slurm.environment import daemon_env
+from slurm_gpushare.testbed.slurm.layout import Shape
+from slurm_gpushare.testbed.slurm.processes import wait_until
+from slurm_gpushare.testbed.slurm.reset import idle_nodes
+from slurm_gpushare.testbed.slurm.rootfs import root_of
+from slurm_gpushare.testbed.slurm.scripts import script_with_environment, write_executable
+from slurm_gpushare.testbed.slurm.testbed import Testbed
+
+GPUSHARE = "/usr/bin/gpushare"
+PYTHON = "/usr/lib/slurm-gpushare/bin/python"
+USER = "games"
+# After one run of each, the long one must have room in its promise for the short one at its longest.
+LONG_S, SHORT_S = 100, 10
+BEGUN = time.monotonic()
+
+
+def say(step: str) -> None:
+    print(f"[{time.monotonic() - BEGUN:5.0f} s] {step}", flush=True)
+
+
+def chroot(root: Path, *command: str) -> str:
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(["chroot", root, *command], env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"afternoon: error: {' '.join(command)}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+def install(root: Path, debs: Sequence[Path]) -> None:
+    (root / "packages").mkdir(exist_ok=True)
+    for deb in debs:
+        shutil.copy(deb, root / "packages")
+    chroot(root, "dpkg", "--force-unsafe-io", "-i", *(f"/packages/{deb.name}" for deb in debs))
+    shutil.rmtree(root / "packages")
+
+
+def newer(deb: Path, work: Path) -> Path:
+    """The same package under the next version."""
+    version = subprocess.run(
+        ["dpkg-deb", "-f", deb, "Version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    tree = work / deb.stem
+    subprocess.run(["dpkg-deb", "-R", deb, tree], check=True)
+    control = tree / "DEBIAN/control"
+    text = control.read_text().replace(f"Version: {version}", f"Version: {version}+next")
+    control.write_text(text.replace(f"(= {version})", f"(= {version}+next)"))
+    made = work / f"{deb.stem}.next.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, made], check=True, capture_output=True)
+    shutil.rmtree(tree)
+    return made
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+class Afternoon:
+    """The site, its administrator's commands, and its user's."""
+
+    def __init__(self, bed: Testbed) -> None:
+        self.bed = bed
+        self.etc = bed.layout.etc
+        self.ours = bed.layout.gpushare
+
+    def gpushare(
+        self, *arguments: str, user: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        return self.bed.run([GPUSHARE, *arguments], user=user, check=check, timeout_s=300)
+
+    def restart(self) -> None:
+        """slurmctld, then the slurmds: types of GPUs change only so."""
+        for name in ("slurmctld", *(f"slurmd-{node}" for node in self.bed.shape.node_names)):
+            self.bed.restart(name)
+        idle_nodes(self.bed)
+
+    def site_paths(self) -> None:
+        """What a site with directories of its own writes into gpushare.conf before anything else."""
+        paths = {
+            "StoreUrl": f"sqlite:///{self.ours}/store.sqlite",
+            "HookFile": f"{self.ours}/hook.sqlite",
+            "SpoolDir": f"{self.ours}/spool",
+            "StateDir": f"{self.ours}/state",
+            "PublicDir": f"{self.ours}/public",
+            "MungeSocket": str(self.bed.layout.munge_socket),
+            "TickSeconds": "1",
+            "SampleSeconds": "0.2",
+        }
+        self.bed.layout.gpushare_conf.write_text("".join(f"{key}={value}\n" for key, value in paths.items()))
+
+    def own_prologs(self) -> None:
+        """Emulated cards need an environment: a site with prologs of its own, which call ours as configure says."""
+        for name in ("prolog", "epilog"):
+            dropped_in = self.etc / f"{name}.d/50-gpushare"
+            text = script_with_environment(daemon_env(self.bed.layout), dropped_in)
+            write_executable(self.bed.layout.bin / f"site_{name}", text)
+
+    def merge(self) -> None:
+        """What an editor does with slurm.conf.gpushare and gres.conf.gpushare."""
+        added = (self.etc / "slurm.conf.gpushare").read_text()
+        keys = dict(line.split("=", 1) for line in added.splitlines() if line and not line.startswith("#"))
+        keys |= {key: f"{self.bed.layout.bin}/site_{key.lower()}" for key in ("Prolog", "Epilog")}
+        node = re.search(r"(?m)^#   (Gres=\S+ Feature=\S+)$", added)
+        assert node is not None, added
+        conf = self.bed.layout.slurm_conf
+        text = re.sub(r"(?m)^(NodeName=.*?) Gres=\S+", rf"\1 {node[1]}", conf.read_text())
+        conf.write_text(with_keys(text, keys))
+        (self.etc / "gres.conf").write_text((self.etc / "gres.conf.gpushare").read_text())
+
+    def helper(self) -> subprocess.Popen[bytes]:
+        argv, env = self.bed.command([GPUSHARE, "backfill"], user=self.bed.slurm_user)
+        with (self.bed.layout.log / "backfill.log").open("ab") as log:
+            process = subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+        if not wait_until(lambda: self.gpushare("doctor", check=False).returncode == 0, 90):
+            sys.exit(
+                "afternoon: error: doctor with the helper running:\n" + self.gpushare("doctor", check=False).stdout
+            )
+        return process
+
+    def train(self, name: str, seconds: int) -> int:
+        """A user's job with a token. Its limit is not far above what it takes: beside a single run a limit counts."""
+        script = (
+            "#!/bin/sh\nexport GPUSHARE_EMU_NODE=$SLURMD_NODENAME\n"
+            f"exec {PYTHON} -m slurm_gpushare.testbed.job.workload --work-s {seconds} --gpu-util 30 --mem-access 10\n"
+        )
+        limit = f"--time={1 + seconds // 30}"
+        options = ["--gres=gpu:v100:1", f"--comment=gpushare:{name}", "--output=/dev/null", "--mem=100", limit]
+        return submit(self.bed, script, *options, user=USER, cwd=self.bed.layout.home / USER)
+
+    def card(self, job: int) -> str:
+        shown = show(self.bed, job)
+        return f"{shown['JobState']} {shown.get('NodeList')} {shown.get('GRES')}"
+
+
+def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> None:
+    site = Afternoon(bed)
+    before = contents(site.etc)
+    say("a user's job before us")
+    plain = submit(bed, "true", "--gres=gpu:v100:1", "--output=/dev/null", user=USER, cwd=bed.layout.home / USER)
+    wait_for(bed, plain, ["COMPLETED"])
+
+    say("install the packages")
+    install(root, debs)
+    print("        " + site.gpushare("--version").stdout.strip())
+
+    say("configure")
+    site.site_paths()
+    written = site.gpushare("configure", "-p", "gpu", "--write", str(site.etc), "--yes").stdout
+    print("        " + written.strip().splitlines()[-1])
+    site.own_prologs()
+    saved = contents(site.etc)
+    site.merge()
+
+    say("roll out: new types on empty nodes, a store, doctor --first-time")
+    site.restart()
+    site.gpushare("db", "migrate", user=bed.slurm_user)
+    first = site.gpushare("doctor", "--first-time", check=False, user=bed.slurm_user)
+    if first.returncode:
+        sys.exit(f"afternoon: error: doctor --first-time:\n{first.stdout}{first.stderr}")
+    print("        " + first.stdout.strip().splitlines()[-1])
+    helper = site.helper()
+    try:
+        share_first_job(site)
+        say("upgrade")
+        install(root, [newer(deb, work) for deb in debs])
+        site.gpushare("configure", "-p", "gpu", "--write", str(site.etc), "--yes")
+        site.gpushare("db", "migrate", user=bed.slurm_user)
+        helper.terminate()
+        helper.wait(60)
+        helper = site.helper()
+        print(f"        {site.gpushare('--version').stdout.strip()}; doctor: nothing fails")
+    finally:
+        helper.terminate()
+        helper.wait(60)
+
+    say("roll back: release, our lines out of slurm.conf and gres.conf, configure --undo, remove the packages")
+    site.gpushare("release", user=bed.slurm_user)
+    for name in ("slurm.conf", "gres.conf"):
+        (site.etc / name).write_bytes(saved[name])
+    site.gpushare("configure", "--undo", str(site.etc))
+    site.restart()
+    chroot(root, "dpkg", "-P", "slurm-gpushare-controller", "slurm-gpushare")
+    bed.layout.gpushare_conf.unlink()  # the site's own, from before configure
+    after = contents(site.etc)
+    if before != after:
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        sys.exit(f"afternoon: error: not as before: {', '.join(changed)}")
+    plain = submit(bed, "true", "--gres=gpu:v100:1", "--output=/dev/null", user=USER, cwd=bed.layout.home / USER)
+    wait_for(bed, plain, ["COMPLETED"])
+    say(f"{len(after)} files of the configuration are as before, byte for byte")
+
+
+def known_workloads(site: Afternoon) -> int:
+    with closing(sqlite3.connect(f"file:{site.ours}/hook.sqlite?mode=ro", uri=True)) as file:
+        return int(file.execute("SELECT COUNT(*) FROM workload WHERE cluster IS NOT NULL").fetchone()[0])
+
+
+def share_first_job(site: Afternoon) -> None:
+    say("two workloads, measured once each")
+    for name, seconds in (("long-one", LONG_S), ("short-one", SHORT_S)):
+        site.gpushare("token", name, user=USER)
+        wait_for(site.bed, site.train(name, seconds), ["COMPLETED"], timeout_s=300)
+    if not wait_until(lambda: known_workloads(site) == 2, 90):
+        sys.exit("afternoon: error: the measured workloads did not become known")
+    time.sleep(3)  # the hook opens its file anew every two seconds
+    say("the first shared job")
+    resident = site.train("long-one", LONG_S)
+    wait_for(site.bed, resident, ["RUNNING"], timeout_s=120)
+    guest = site.train("short-one", SHORT_S)
+    wait_for(site.bed, guest, ["RUNNING"], timeout_s=60)
+    print(f"        {site.card(resident)}; {site.card(guest)}")
+    if show(site.bed, resident)["JobState"] != "RUNNING":
+        sys.exit("afternoon: error: the guest started only when the resident had ended")
+    wait_for(site.bed, [resident, guest], ["COMPLETED"], timeout_s=400)
+    print("        " + site.gpushare("report", user=site.bed.slurm_user).stdout.strip().splitlines()[0])
+
+
+def main(dist: Path, suite: str) -> None:
+    debs = sorted(dist.glob("slurm-gpushare*_amd64.deb"), key=lambda path: len(path.name))
+    if len(debs) != 2:
+        sys.exit(f"afternoon: error: {dist}: {len(debs)} packages. Run 'make dist'.")
+    original = root_of(suite, say)
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as top:
+        Path(top).chmod(0o755)
+        say(f"a Debian {suite} with Slurm, and no GPU sharing")
+        subprocess.run(["cp", "-a", original, f"{top}/{suite}"], check=True)
+        os.environ["GPUSHARE_CACHE"] = top
+        bed = Testbed(Path(top, "bed")).up(Shape(nodes=1, gpus=1), suite=suite, plain=True)
+        try:
+            afternoon(Path(top, suite), bed, debs, Path(top))
+        finally:
+            bed.down(purge=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "trixie")

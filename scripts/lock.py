@@ -1,0 +1,48 @@
+"""Write requirements/test.txt: every package of the test environment, with its version and the hash of its file.
+
+.venv/bin/python scripts/lock.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXTRAS = "controller,mariadb,paper,test"
+HEAD = """\
+# The test environment, locked: Python 3.11 on Linux, x86_64. scripts/setup.sh installs exactly these files.
+# Written by scripts/lock.py: run it after a change of setup.cfg.
+"""
+
+
+def resolved() -> list[dict[str, str]]:
+    """What pip would install into an empty environment now."""
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.json"
+        argv = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--report",
+                str(report), "setuptools", "wheel", f"{ROOT}[{EXTRAS}]"]  # fmt: skip
+        subprocess.run(argv, check=True)
+        found = json.loads(report.read_text())["install"]
+    packages = []
+    for item in found:
+        hashes = item["download_info"].get("archive_info", {}).get("hashes", {})
+        if "sha256" in hashes:  # this package itself is a directory
+            name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+            packages.append({"name": name, "version": item["metadata"]["version"], "sha256": hashes["sha256"]})
+    return sorted(packages, key=lambda package: package["name"])
+
+
+def main() -> None:
+    lines = [f"{each['name']}=={each['version']} --hash=sha256:{each['sha256']}\n" for each in resolved()]
+    path = ROOT / "requirements" / "test.txt"
+    path.write_text(HEAD + "".join(lines))
+    print(f"{path}: {len(lines)} packages")
+
+
+if __name__ == "__main__":
+    main()

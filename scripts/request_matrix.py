@@ -1,0 +1,111 @@
+"""Every way to ask for GPUs on a plain testbed and on one with us, whole and broken: the table of docs/admin-guide.md.
+
+``request_matrix.py [SUITE] [OUT]`` prints it and writes OUT; exit code 3 where somebody would notice us.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_gpushare.errors import Exit, GpushareError
+from slurm_gpushare.site.end_to_end import try_forms
+from slurm_gpushare.site.request_forms import GpusSeen, forms, table
+from slurm_gpushare.slurm.trial_jobs import Answer, TrialJobs
+from slurm_gpushare.testbed.slurm.configuration import PARTITION, UNMANAGED_PARTITION, version
+from slurm_gpushare.testbed.slurm.layout import GPU_MODEL, Shape
+from slurm_gpushare.testbed.slurm.reset import idle_nodes, reset
+from slurm_gpushare.testbed.slurm.testbed import Testbed
+
+USER = "games"
+Break = Callable[[Testbed], None]
+
+
+def nothing(_: Testbed) -> None: ...
+
+
+def without_conf(bed: Testbed) -> None:
+    bed.layout.gpushare_conf.unlink()
+    bed.wait_for_hook()
+
+
+def without_submit(bed: Testbed) -> None:
+    """Taken from under a slurmctld that runs; it goes on with the script that it has."""
+    (bed.layout.etc / "job_submit.lua").unlink()
+
+
+def without_package(bed: Testbed) -> None:
+    """The scripts that configure writes find nothing to run."""
+    for name in ("prolog.sh", "epilog.sh", "task_prolog.sh"):
+        (bed.layout.etc / name).write_text("#!/bin/sh\n/nowhere/gpushare\nexit 0\n")
+
+
+def without_filter(bed: Testbed) -> None:
+    bed.configure(slurm={"CliFilterPlugins": ""})
+    idle_nodes(bed)  # a slurmctld that has just started does not know the nodes' GPUs yet
+
+
+WIRED: tuple[tuple[str, Break], ...] = (
+    ("with us", nothing),
+    ("without gpushare.conf", without_conf),
+    ("without job_submit.lua", without_submit),
+    ("without our package", without_package),
+    ("no client filter", without_filter),
+)
+
+
+@contextmanager
+def running(directory: Path, suite: str | None, *, plain: bool) -> Iterator[Testbed]:
+    bed = Testbed(directory).up(Shape(nodes=2, gpus=2), accounting=False, suite=suite, plain=plain)
+    try:
+        yield bed
+    finally:
+        bed.down(purge=True)
+
+
+def try_on(bed: Testbed) -> list[GpusSeen]:
+    def run(argv: Sequence[str], timeout_s: float) -> Answer:
+        try:
+            done = bed.run(list(argv), user=USER, check=False, timeout_s=timeout_s)
+        except GpushareError:
+            return Answer(124, "", "")
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    bed.run(["true"], user=USER)  # makes the home
+    wanted = forms(GPU_MODEL, bed.shape.gpus, PARTITION, UNMANAGED_PARTITION, version(bed.release))
+    return try_forms(wanted, TrialJobs(run, bed.layout.home / USER))
+
+
+def main(suite: str | None, out: Path | None) -> int:
+    columns: list[tuple[str, list[GpusSeen]]] = []
+    with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as top:
+        Path(top).chmod(0o755)
+        with running(Path(top, "plain"), suite, plain=True) as bed:
+            release = bed.release
+            columns.append(("plain Slurm", try_on(bed)))
+        with running(Path(top, "wired"), suite, plain=False) as bed:
+            for name, break_it in WIRED:
+                reset(bed)
+                break_it(bed)
+                columns.append((name, try_on(bed)))
+    text = f"Slurm {release}: GPUs that the script sees, then its tasks.\n\n{table(columns)}"
+    print(text)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    noticed = 0
+    for name, column in columns:
+        for seen in column:
+            if not seen.as_expected:
+                noticed += name != WIRED[-1][0]
+                print(
+                    f"{name}: {seen.form}: {seen.outcome} instead of {seen.form.expected} {seen.said}", file=sys.stderr
+                )
+    return Exit.PROBLEMS if noticed else Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else None, Path(sys.argv[2]) if len(sys.argv) > 2 else None))

@@ -1,0 +1,233 @@
+"""``gpushare assess``: what would sharing do here? From sacct alone, before anything is installed."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_gpushare import __version__
+from slurm_gpushare.cli.checks import check_accounting_names, check_partitions, check_period
+from slurm_gpushare.cli.options import FILE, FORCE, HTML, JSON, SLURM_CLUSTERS
+from slurm_gpushare.cli.output import Column, echo_json, progress, right, table, warn
+from slurm_gpushare.cli.pages import check_page, write_page
+from slurm_gpushare.coschedule.planning.reasons import duration_text
+from slurm_gpushare.errors import BadInput
+from slurm_gpushare.report.assess_page import (
+    durations,
+    gpu_time,
+    hours,
+    isd,
+    render_assessment,
+    span,
+    why_nobody_shares,
+)
+from slurm_gpushare.report.page.parts import Origin
+from slurm_gpushare.simulate.assess import DRAWS, MOST_JOBS, Assessment, Band, PastJob, assess_partition
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
+from slurm_gpushare.slurm.interface import Slurm, connect
+
+WIDTH = 80
+PIECE = timedelta(days=14)
+"""Longer periods are asked for in pieces: slurmdbd answers each of them quickly."""
+MOST_GPUS, MOST_S = 1_000_000, 1e10
+"""Of one job of a trace; more is a damaged file."""
+SECONDS = "%Y-%m-%dT%H:%M:%S"
+METHOD = (
+    "The jobs ran again in the simulator that the plan itself is tested with, first each on whole GPUs in the order of"
+    " submission, then under this project's policy. What the jobs are is unknown, so each user's were given some of 26"
+    " workloads that were measured in pairs on a V100, {draws} times anew; only time limits were known to the plan."
+    " The number of GPUs is the most that were in use at once, unless it was given. Priorities, reservations and nodes"
+    " are left out: compare the waits in the simulator without sharing with those that were really seen."
+)
+
+
+@click.command()
+@click.option("-S", "--starttime", default="now-30days", show_default=True, help="Jobs of this time and later.")
+@click.option("-E", "--endtime", default="now", show_default=True, help="Jobs up to this time.")
+@click.option("-p", "--partition", "partitions", default="", metavar="NAMES", help="Only these partitions.")
+@SLURM_CLUSTERS
+@click.option("--trace", type=FILE, help="A trace instead of sacct: ours, Philly's, Alibaba's PAI or openb.")
+@click.option("--gpus", type=click.IntRange(1), help="GPUs of each partition; default: the most in use at once.")
+@click.option("--opt-in", "opt_in_pct", type=click.FloatRange(0, 100), default=100.0, show_default=True,
+              metavar="PERCENT", help="Users who take part.")  # fmt: skip
+@click.option("--draws", type=click.IntRange(1, 100), default=DRAWS, show_default=True, help="How often to draw.")
+@click.option("--jobs", "most_jobs", type=click.IntRange(1), default=MOST_JOBS, show_default=True,
+              help="Only the last so many jobs of a partition.")  # fmt: skip
+@JSON
+@HTML
+@FORCE
+def assess(
+    starttime: str, endtime: str, partitions: str, clusters: str, trace: Path | None, gpus: int | None,
+    opt_in_pct: float, draws: int, most_jobs: int, as_json: bool, html: Path | None, force: bool,
+) -> None:  # fmt: skip
+    """Say what sharing would do here, from the site's own history.
+
+    Reads sacct alone, so that it can be run on a login node before anything is installed. The jobs are simulated alone
+    and sharing; what they are is unknown, so figures come as a range of several draws.
+    """
+    if html:
+        check_page(html, force)
+    if trace:
+        period, past = trace.name, _of_trace(trace)
+    else:
+        start, end = check_period(starttime, endtime)
+        period = f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
+        past = _of_accounting(connect(), start, end, partitions, clusters)
+        if os.geteuid() != 0 and {job.user for job in past} == {getpass.getuser()}:
+            warn("only your own jobs are in it: either nobody else has any, or this site hides them from you")
+    found = _simulate(past, gpus, draws, opt_in_pct, most_jobs)
+    document = _document(found, period, draws, opt_in_pct)
+    if html:
+        command = shlex.join(["gpushare", *sys.argv[1:]])
+        write_page(html, render_assessment(document, Origin("", __version__, command)))
+    if as_json:
+        echo_json(document)
+    else:
+        click.echo(_text(found, document))
+
+
+def _of_accounting(slurm: Slurm, start: datetime, end: datetime, partitions: str, clusters: str) -> list[PastJob]:
+    pieces = []
+    while start < end:
+        pieces.append((start, min(start + PIECE, end)))
+        start += PIECE
+    jobs: dict[tuple[str, int, int], AccountedJob] = {}
+    with progress("Reading accounting", len(pieces)) as bar:
+        for since, until in pieces:
+            query = AccountingQuery(
+                start=since.strftime(SECONDS),
+                end=until.strftime(SECONDS),
+                partitions=partitions,
+                slurm_clusters=clusters,
+            )
+            jobs |= {(job.slurm_cluster, job.raw_id, job.submit_s): job for job in slurm.accounting(query)}
+            bar.update(1)
+    past = [past_job(job) for job in jobs.values() if job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
+    if not past:
+        check_accounting_names(slurm, "cluster", clusters)
+        check_partitions(slurm, partitions)
+        raise BadInput(
+            "no job that ended in this period used a GPU" + (f" of partition {partitions}" if partitions else ""),
+            "Choose another period; AccountingStorageTRES of slurm.conf must have gres/gpu.",
+        )
+    return past
+
+
+def cards_of(job: AccountedJob) -> int:
+    return job.gpus or (1 if job.shards else 0)
+
+
+def past_job(job: AccountedJob) -> PastJob:
+    eligible_s = job.submit_s if job.eligible_s is None else max(job.submit_s, job.eligible_s)
+    wait_s = max((job.start_s or 0) - eligible_s, 0)
+    return PastJob(job.partition, eligible_s, job.elapsed_s, cards_of(job), job.user, wait_s)
+
+
+def _of_trace(path: Path) -> list[PastJob]:
+    from slurm_gpushare.simulate.traces import read_jobs
+
+    try:
+        jobs = read_jobs(path)
+    except RecursionError as why:
+        raise BadInput(f"{path}: not a trace: nested too deeply") from why
+    for job in jobs:
+        if job.gpus > MOST_GPUS or job.duration_s > MOST_S:
+            raise BadInput(f"{path}: a job of {job.gpus:g} GPUs for {job.duration_s:g} s cannot be")
+    return [
+        PastJob(path.stem[:20], job.submit_s, job.duration_s, job.gpus, job.group or str(i % 200), None, job.fraction)
+        for i, job in enumerate(jobs)
+    ]
+
+
+def _simulate(
+    past: Sequence[PastJob], gpus: int | None, draws: int, opt_in_pct: float, most_jobs: int
+) -> list[Assessment]:
+    by_partition: dict[str, list[PastJob]] = defaultdict(list)
+    for job in past:
+        by_partition[job.partition].append(job)
+    steps = sum(min(len(jobs), most_jobs) for jobs in by_partition.values()) * (draws + 1)
+    with progress("Simulating", steps) as bar:
+        return [
+            assess_partition(name, jobs, gpus, draws, opt_in_pct, most_jobs, bar.update)
+            for name, jobs in sorted(by_partition.items())
+        ]
+
+
+def _document(found: Sequence[Assessment], period: str, draws: int, opt_in_pct: float) -> dict[str, Any]:
+    hours = sum(item.gpu_hours for item in found)
+    saved = _sum([item.saved_gpu_h for item in found])
+    return {
+        "format": "gpushare-assess",
+        "version": 1,
+        "period": period,
+        "draws": draws,
+        "opt_in_pct": opt_in_pct,
+        "knowledge": "26 workloads measured in pairs on a V100, dealt to users at random",
+        "method": METHOD.format(draws=draws),
+        "partitions": [asdict(item) for item in found],
+        "total": {
+            "gpu_hours": hours,
+            "saved_gpu_h": asdict(saved),
+            "saved_pct": asdict(Band(*(100.0 * value / hours for value in (saved.low, saved.middle, saved.high)))),
+            "waits_avoided_h": asdict(_sum([item.waits_avoided_h for item in found])),
+        },
+    }
+
+
+def _sum(bands: Sequence[Band]) -> Band:
+    """Of draws that know nothing of each other: the ends are further apart than they need be."""
+    return Band(*(sum(getattr(band, end) for band in bands) for end in ("low", "middle", "high")))
+
+
+def _text(found: Sequence[Assessment], document: dict[str, Any]) -> str:
+    numbers = ("JOBS", "GPUS", "GPU_H", "SAVED%", "SAVED_H", "WAIT", "SHARING", "ISD%")
+    columns = [Column("PARTITION"), *(right(name) for name in numbers)]
+    rows = [
+        (
+            item.partition[:12], str(item.jobs), str(item.gpus), _few(item.gpu_hours), _short(item.saved_pct),
+            _short(item.saved_gpu_h, ".1f" if item.gpu_hours < 10 else ".0f"),
+            duration_text(item.plain_wait_s), duration_text(item.wait_s.middle),
+            isd(asdict(item)).replace(" to ", "-").removesuffix(" %"),
+        )
+        for item in found
+    ]  # fmt: skip
+    total = document["total"]
+    lines = [
+        f"What GPU sharing would do: {document['period']}, {document['draws']} draws\n",
+        table(columns, rows),
+        "",
+        f"GPU time saved  {hours(total['saved_gpu_h'])} of {gpu_time(total['gpu_hours'])},"
+        f" {span(total['saved_pct'], '.0f', ' %')}",
+        f"waits avoided   {hours(total['waits_avoided_h'])}, all jobs together",
+    ]
+    for item in found:
+        seen = "" if item.observed_wait_s is None else f" (they really waited {duration_text(item.observed_wait_s)})"
+        lines.append(
+            f"{item.partition}: mean wait {duration_text(item.plain_wait_s)} in the simulator without sharing{seen},"
+            f" {durations(asdict(item.wait_s))} with it"
+        )
+        if why := why_nobody_shares(asdict(item)):
+            lines.append(f"{item.partition}: {why}")
+        if item.jobs < item.all_jobs:
+            lines.append(f"{item.partition}: the last {item.jobs} of {item.all_jobs} jobs were simulated")
+    head, rest = lines[:2], lines[2:]
+    return "\n".join([*head, *(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in rest)])
+
+
+def _few(hours: float) -> str:
+    return f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}"
+
+
+def _short(band: Band, form: str = ".0f") -> str:
+    return span(asdict(band), form).replace(" to ", "-")

@@ -1,0 +1,93 @@
+"""Placements that came to nothing: found, taken back, and not tried again on the same node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from slurm_gpushare.coschedule.view.occupancy import placed_card
+from slurm_gpushare.coschedule.view.taking_part import may_start
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.queue import Job
+
+# A node that did not start a job is left out for it this long; after two such nodes Slurm decides alone.
+AVOID_S = 600.0
+TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """When we saw a job placed for the first time, and how often it had been restarted."""
+
+    at_s: float
+    restarts: int
+
+
+class Placements:
+    """What became of the jobs that we placed: memory of the helper, rebuilt from the tags after a restart."""
+
+    def __init__(self, bound_s: float) -> None:
+        self.bound_s = bound_s
+        self._sent: dict[str, Sent] = {}
+        self._failed: dict[str, dict[str, float]] = defaultdict(dict)
+
+    def sent(self, job: Job, now_s: float) -> None:
+        self._sent[job.key] = Sent(now_s, job.restarts)
+
+    def overdue(self, jobs: Iterable[Job], nodes: Mapping[str, Node], now_s: float) -> list[tuple[Job, str]]:
+        """The placed jobs that must be taken back, each with the reason. Forgets jobs that are gone."""
+        back: list[tuple[Job, str]] = []
+        present: set[str] = set()
+        for job in jobs:
+            present.add(job.key)
+            if not (job.pending and job.tag and job.tag.placed) or job.opted_out:
+                self._sent.pop(job.key, None)
+                continue
+            # A requeued job keeps the place that it had; one that we placed again since is in `_sent`.
+            requeued = job.restarts > 0 and job.key not in self._sent
+            sent = self._sent.setdefault(job.key, Sent(now_s, job.restarts))
+            why = "it was requeued" if requeued else self._why(job, sent, nodes, now_s)
+            if why:
+                back.append((job, why))
+        for key in [key for key in self._sent if key not in present]:
+            del self._sent[key]
+        for key in [key for key in self._failed if key not in present]:
+            del self._failed[key]
+        return back
+
+    def _why(self, job: Job, sent: Sent, nodes: Mapping[str, Node], now_s: float) -> str:
+        card = placed_card(job)
+        if card is None:
+            return "its request was changed"
+        node = nodes.get(card.node)
+        if node is None or not node.usable:
+            return f"node {card.node} went out of service"
+        if job.restarts > sent.restarts:
+            return "it was requeued"
+        if job.held:
+            return "it was held"
+        if job.dependency or not may_start(job.reason):
+            return f"Slurm holds it back ({job.reason or 'dependency'})"
+        if now_s - sent.at_s > self.bound_s:
+            return f"Slurm did not start it within {self.bound_s:g} s"
+        return ""
+
+    def failed(self, job: Job, now_s: float) -> None:
+        """Remember that placing the job on its node came to nothing."""
+        self._sent.pop(job.key, None)
+        card = placed_card(job)
+        if card is not None:
+            self._failed[job.key][card.node] = now_s
+
+    def avoid(self, all_nodes: Iterable[str], now_s: float) -> dict[str, frozenset[str]]:
+        """Nodes to leave out, by job."""
+        found = {}
+        everywhere = frozenset(all_nodes)
+        for key, places in self._failed.items():
+            recent = {node for node, at_s in places.items() if now_s - at_s < AVOID_S}
+            if len(recent) >= TRIES:
+                found[key] = everywhere
+            elif recent:
+                found[key] = frozenset(recent)
+        return found

@@ -1,0 +1,73 @@
+"""What the helper tells the nodes, in files of the spool's file system that only SlurmUser can write.
+
+``SpoolDir/hold/helper`` has one line: the helper's beat (it grows while the helper lives), the unix time in
+milliseconds until which a hold is wanted, and the nodes that are not to hold, separated by commas.
+``SpoolDir/hold/answers/NODE`` has the ids of the jobs on that node whose end the helper has looked at lately.
+``prolog/hold.sh`` reads both.
+
+Files are overwritten in place, never replaced: a client of NFS asks the server again when it opens a file that it
+knows, while a new name may stay hidden from it for half a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.ownership import make_open_dir
+from slurm_gpushare.telemetry.spool import hold_dir
+
+REMEMBERED = 16
+"""Answers that a node's file holds: as many jobs may end on a node at once."""
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Board:
+    """The notice board of one helper."""
+
+    def __init__(self, spool_dir: Path) -> None:
+        self.directory = hold_dir(spool_dir)
+        self._answers = self.directory / "answers"
+        self._answered: dict[str, deque[int]] = {}
+
+    def open(self) -> None:
+        """Make the directories, so that nobody else can write in them."""
+        try:
+            for path in (self.directory, self._answers):
+                make_open_dir(path)
+        except OSError as why:
+            raise GpushareError(
+                f"{why.filename}: {why.strerror}", "SpoolDir must belong to SlurmUser; the helper runs as SlurmUser."
+            ) from why
+
+    def publish(self, beat: int, until_ms: int, without: Collection[str] = ()) -> None:
+        """Say that somebody waits who could use a card, until `until_ms`; 0 says that nobody does."""
+        _overwrite(self.directory / "helper", f"{beat} {until_ms} {','.join(sorted(without)) or '-'}")
+
+    def expect(self, nodes: Iterable[str]) -> None:
+        """Make the answer files of nodes that have none yet."""
+        for node in nodes:
+            if node not in self._answered and _NODE.fullmatch(node):
+                self._answered[node] = deque(maxlen=REMEMBERED)
+                _overwrite(self._answers / node, "-")
+
+    def answer(self, node: str, jobs: Iterable[int]) -> None:
+        """Tell `node` that the helper has looked at the end of these jobs."""
+        self.expect([node])
+        if (answered := self._answered.get(node)) is not None:
+            answered.extend(jobs)
+            _overwrite(self._answers / node, " ".join(map(str, answered)))
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Write one line in one call, so that a reader never sees half of it, and blank what a longer line left."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        line = f"{text}\n".encode("ascii")
+        os.pwrite(handle, line.ljust(os.fstat(handle).st_size, b"\n"), 0)
+    finally:
+        os.close(handle)

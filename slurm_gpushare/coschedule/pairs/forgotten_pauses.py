@@ -1,0 +1,62 @@
+"""Pauses that Slurm has forgotten.
+
+A slurmctld that was killed may recover a state from before a pause: it then says that the job runs, while it stands
+still on its node for ever. Such a job is paused once more, so that Slurm knows it, and goes on like every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from slurm_gpushare.coschedule import log
+from slurm_gpushare.coschedule.acting.apply import Outcome
+from slurm_gpushare.coschedule.acting.pauses import pause
+from slurm_gpushare.slurm import values
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store import Store
+
+
+class ForgottenPauses:
+    """Remembers whom we paused, and finds out who stands still without Slurm's knowing."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+        self._since_s: dict[int, float] = {}
+
+    def recall(self, store: Store, jobs: Collection[Job]) -> None:
+        """What an earlier helper paused: a controller that fails takes the helper along."""
+        for decision in store.decisions.of_jobs({job.raw_id for job in jobs if job.state == "RUNNING"}):
+            if decision.kind == "paused":
+                self._since_s[decision.job_id] = decision.at_s
+            elif decision.kind == "resumed":
+                self._since_s.pop(decision.job_id, None)
+
+    def paused(self, job: Job, now_s: float) -> None:
+        self._since_s[job.raw_id] = now_s
+
+    def resumed(self, job: Job) -> None:
+        self._since_s.pop(job.raw_id, None)
+
+    def pause_again(self, jobs: Collection[Job], now_s: float) -> set[int]:
+        """Suspend those that stand still although Slurm says that they run; the next look resumes them."""
+        running = {job.raw_id for job in jobs if job.running}
+        self._since_s = {raw_id: since_s for raw_id, since_s in self._since_s.items() if raw_id in running}
+        suspects = [job for job in jobs if job.state == "RUNNING" and self._paused_at(job) is not None]
+        booted_s = values.integer(self._slurm.config().get("BOOT_TIME", "")) if suspects else None
+        again = set()
+        for job in suspects:
+            if booted_s is None or booted_s < int(self._paused_at(job) or 0.0):  # Slurm tells whole seconds
+                self.resumed(job)  # somebody else let it go on
+                continue
+            applied = pause(self._slurm, job, now_s, by_signal=False)
+            log.warning("pause", job=job.key, outcome=applied.outcome, message=applied.message or None,
+                        why="slurmctld had forgotten that it is paused")  # fmt: skip
+            if applied.outcome is Outcome.DONE:
+                again.add(job.raw_id)
+        return again
+
+    def _paused_at(self, job: Job) -> float | None:
+        if job.tag is not None and job.tag.paused is not None:
+            return float(job.tag.paused.since_s)
+        return self._since_s.get(job.raw_id)

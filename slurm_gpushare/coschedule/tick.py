@@ -1,0 +1,388 @@
+"""One tick of the backfill helper: observe, plan, apply. `daemon` calls it again and again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from slurm_gpushare.config import PLACES_NOBODY, Config
+from slurm_gpushare.coschedule import log
+from slurm_gpushare.coschedule.acting import explain
+from slurm_gpushare.coschedule.acting.apply import CHANGED, Applied, Outcome, apply
+from slurm_gpushare.coschedule.acting.changes import Change, leave, place, restore, touched
+from slurm_gpushare.coschedule.acting.failed_placements import Placements
+from slurm_gpushare.coschedule.acting.reread import is_same, read_again
+from slurm_gpushare.coschedule.acting.shadow import ShadowRecord, as_if_shareable, with_open_cards
+from slurm_gpushare.coschedule.acting.tagging import adoptions, untagged
+from slurm_gpushare.coschedule.acting.time_limits import ends_soon, extension, most_lost_s, stopped_s
+from slurm_gpushare.coschedule.emptied.contest import Contest
+from slurm_gpushare.coschedule.emptied.recent_view import RecentView, TickFacts, as_changed
+from slurm_gpushare.coschedule.pairs.conduct_watch import ConductWatch
+from slurm_gpushare.coschedule.pairs.ledger import Ledger, Turn, pairs_now
+from slurm_gpushare.coschedule.pairs.spans import SpanKeeper, past_spans
+from slurm_gpushare.coschedule.pairs.watch import Watch
+from slurm_gpushare.coschedule.planning.plan import plan
+from slurm_gpushare.coschedule.planning.reasons import Reason, sentence
+from slurm_gpushare.coschedule.planning.recent_durations import RecentDurations
+from slurm_gpushare.coschedule.policy_settings import PolicySettings
+from slurm_gpushare.coschedule.view.lost_shards import LostShards
+from slurm_gpushare.coschedule.view.observe import View, observe
+from slurm_gpushare.coschedule.view.occupancy import GpuAddress, parse_card
+from slurm_gpushare.coschedule.view.queue_facts import SharingCost
+from slurm_gpushare.coschedule.view.site_cache import SiteCache
+from slurm_gpushare.coschedule.view.snapshot import How, Placement, Plan
+from slurm_gpushare.coschedule.view.store_facts import StoreReader
+from slurm_gpushare.coschedule.wait_reasons import WaitReasons
+from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
+from slurm_gpushare.slurm.configuration import suspends_by_itself
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.store.gpu_models import models_of
+
+# Leases that find no place are ended by the helper a few hundred a tick; the rest end by themselves in time.
+LEASES_A_TICK = 300
+LEASES_S = 1.0
+"""No longer than this: somebody may submit thousands of jobs at once, and pauses and memory must not wait for them."""
+COMMENTS_EVERY_S = 30.0
+
+
+@dataclass(slots=True)
+class TickReport:
+    """What one tick saw and did."""
+
+    jobs: int = 0
+    pending: int = 0
+    pairs: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    calls: int = 0
+    plan_s: float = 0.0
+    total_s: float = 0.0
+    view: View | None = None
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    """Why jobs wait, by key."""
+
+    def count(self, what: str) -> None:
+        self.outcomes[what] = self.outcomes.get(what, 0) + 1
+
+
+class Helper:
+    """The helper's state between ticks. Everything that matters can be rebuilt from Slurm and the store."""
+
+    def __init__(
+        self,
+        config: Config,
+        slurm: Slurm,
+        store: Store,
+        knowledge: Knowledge | KnowledgeByModel,
+        *,
+        policy: str | None = None,
+        partners: tuple[int, ...] | None = None,
+        dry_run: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.dry_run = dry_run
+        self._slurm = slurm
+        self._store = store
+        self.knowledge = knowledge
+        self._clock = clock
+        self._policy = policy
+        self.partners = partners
+        """For each cluster the one beside it under the policy `paper`; `configure` puts it in force."""
+        self._facts = StoreReader(store, config.gpu_models)
+        self._ledger = Ledger(time.monotonic if clock is time.time else None)
+        self._spans = SpanKeeper(store, slurm)
+        self._lately, self._gangs_lately = RecentDurations(), RecentDurations(gangs=True)
+        self._site = SiteCache(slurm)
+        self._lost_shards = LostShards()
+        self.lock = threading.RLock()
+        """Held while changes are made, and while an answer to a node is worked out in its own thread."""
+        self.recent = RecentView()
+        self.contest = Contest()
+        self.somebody_waits = False
+        """Whether a job waits that we could give a card to."""
+        self._asked_s = 0.0
+        self._comments_s = -COMMENTS_EVERY_S
+        self._fresh: dict[str, Job] = {}
+        self._decisions: list[Decision] = []
+        self._reasons = WaitReasons()
+        self._shadow = ShadowRecord(store)
+        self._told: dict[str, str] = {}
+        self.configure(config)
+        self._resumed = False
+
+    def configure(self, config: Config) -> None:
+        """Take over settings: at the start, and on SIGHUP."""
+        self.config = config
+        self._facts.site_models = config.gpu_models
+        settings = PolicySettings.from_config(config)
+        settings = settings if self._policy is None else settings.with_policy(self._policy)
+        self.settings = settings if self.partners is None else replace(settings, partners=self.partners)
+        self._placements = Placements(bound_s=float(config.lease_s))
+        self._watch = Watch(config, self._store, self._slurm, self._ledger)
+        self._conduct = ConductWatch(self._store, config.memory_headroom_pct)
+
+    def check_pausing(self, slurm_conf: Mapping[str, str]) -> None:
+        """Only report broken promises where Slurm suspends jobs for reasons of its own."""
+        if self.config.on_slowdown == "pause" and suspends_by_itself(slurm_conf):
+            self._watch.keeper.may_pause = False
+            log.warning("pause", error="PreemptMode suspends jobs: promises are only watched and reported")
+
+    def shares(self, node: Node) -> bool:
+        """Whether jobs may share on the node."""
+        return bool(node.gpus) and bool(set(node.partitions) & set(self.config.partitions))
+
+    def tick(self, jobs: list[Job] | None = None, asked_s: float | None = None) -> TickReport:
+        """Look once and act on it. `jobs` may be given if the queue was just read, at `asked_s` (monotonic clock)."""
+        begun, now_s, report = time.monotonic(), self._clock(), TickReport()
+        self._asked_s = begun if asked_s is None else asked_s
+        calls = self._slurm.calls
+        view = self._look(now_s, jobs)
+        report.jobs = len(view.jobs)
+        report.pending = len(view.snapshot.pending)
+        self._follow_pairs(view, report)
+        self._adopt(view, report)
+        self._let_go(view, report)
+        self._take_back(view, report)
+        planned = time.monotonic()
+        decided = plan(view.snapshot, self.knowledge, self.settings.for_plan)
+        report.plan_s = time.monotonic() - planned
+        placed = self._place_all(decided, view, report)
+        self.somebody_waits = not self.places_nobody and any(
+            job.token is not None and job.key not in placed for job in view.snapshot.pending
+        )
+        report.view = view
+        report.reasons = self._reasons.update(view.snapshot, self.knowledge, self.settings, decided)
+        self._end_leases(view, placed, report)
+        with self.lock:
+            decisions, self._decisions = self._decisions, []
+        if not self.dry_run:
+            self._store.decisions.add(decisions)
+        report.calls = self._slurm.calls - calls
+        report.total_s = time.monotonic() - begun
+        return report
+
+    @property
+    def places_nobody(self) -> bool:
+        """Whether no job is given a card under the policy in force."""
+        return self.settings.policy in PLACES_NOBODY
+
+    def _place_all(self, decided: Plan, view: View, report: TickReport) -> set[str]:
+        """Send jobs where the plan wants them, or only record it; the keys of those that go."""
+        if self.settings.policy == "shadow":
+            new = self._shadow.first_time(decided.placements, view)
+            self._decisions += new
+            if new:
+                report.outcomes["shadow"] = len(new)
+            return set()
+        self._read_again(item.key for item in decided.placements)
+        done = (Outcome.DONE, Outcome.DRY)
+        return {item.key for item in decided.placements if self.place(item, view, report) in done}
+
+    def _look(self, now_s: float, jobs: list[Job] | None) -> View:
+        jobs = self._slurm.jobs() if jobs is None else jobs
+        in_shadow = self.settings.policy == "shadow"
+        jobs = [as_if_shareable(job, self.config.shards_per_gpu) for job in jobs] if in_shadow else jobs
+        nodes = self._slurm.nodes()
+        self._lost_shards.look((node for node in nodes if self.shares(node)), self.config.shards_per_gpu)
+        if not self._resumed:
+            spans = past_spans(self._store, self._slurm, jobs, now_s, self.dry_run)
+            self._ledger.recall(spans, now_s, {job.raw_id: job.paused_s(now_s) for job in jobs if job.running})
+            self._resumed = True
+        avoid = self._placements.avoid([node.name for node in nodes], now_s)
+        facts = self._facts.read(jobs, self._ledger.sharing(), avoid, now_s)
+        reservations = self._site.reservations(nodes, jobs, now_s)
+        tiers = self._site.tiers(now_s)
+        seen = TickFacts(reservations, replace(facts, longest_limit_s=self._site.longest_limit_s()), tiers)
+        view = observe(jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
+        mean_s, gang_s = self._lately.mean_s(view.snapshot), self._gangs_lately.mean_s(view.snapshot)
+        snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
+        view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s, mean_gang_s=gang_s))
+        with self.lock:
+            self.recent.take(view, seen, self.config, self._asked_s)
+            self.contest.settle(view.jobs, view.cards, self._asked_s)
+        return view
+
+    def _follow_pairs(self, view: View, report: TickReport) -> None:
+        current = pairs_now(view.cards, self.knowledge, view.now_s, self._ledger.pairs, view.gpu_models)
+        turn = self._ledger.turn(current, (job for job in view.jobs.values() if job.running), view.now_s)
+        report.pairs = len(turn.now)
+        for pair in turn.begun:
+            log.info("pair", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key)
+        if self.dry_run:
+            return
+        self._spans.keep(turn, view.now_s)
+        self._decisions += self._conduct.look(view.jobs.values(), self._facts.records, turn.now, view.now_s)
+        self._decisions += self._conduct.look_at_paused(view.jobs.values(), self._facts.records, turn.now, view.now_s)
+        self._decisions += self._conduct.ended(view.now_s)
+        self._watch.keeper.ran_on = self._conduct.ran_on
+        self._decisions += self._watch.look(turn, view)
+        if self.config.extend_time_limit:
+            self._extend(turn, view, report)
+
+    def _extend(self, turn: Turn, view: View, report: TickReport) -> None:
+        """Give sharers the time back that their neighbours, and pauses by a signal, cost them."""
+        costs = self._ledger.sharing() if turn.now else {}
+        sharers = (job for pair in turn.now.values() for job in (pair.resident, pair.guest))
+        found = ((job, self._extension(job, costs[job.raw_id], view)) for job in sharers)
+        changes = [(job, change) for job, change in found if change is not None]
+        self._read_again(job.key for job, _ in changes)
+        for job, change in changes:
+            if self._apply(job, change, "extend", report).outcome is Outcome.DONE:
+                self._decisions.append(explain.noted(job, "extended", view.now_s, limit=change.fields["TimeLimit"]))
+
+    def _extension(self, job: Job, cost: SharingCost, view: View) -> Change | None:
+        """What gives the job back that it has lost; None if that is nothing, or cannot be given."""
+        lost_s = stopped_s(job, view.now_s)
+        if self._watch.measured(job.raw_id) or ends_soon(job, view.now_s):
+            promise_pct = self.config.guest_cap_pct if cost.joined else self.config.resident_budget_pct
+            lost_s += min(cost.lost_s, most_lost_s(job, promise_pct))
+        return extension(job, lost_s, self._site.most_s(job.partitions), self._free_until(job, view))
+
+    def _free_until(self, job: Job, view: View) -> float:
+        """When the next reservation of one of its nodes begins."""
+        nodes = view.snapshot.nodes
+        return min((nodes[name].reserved_from_s for name in job.nodes if name in nodes), default=float("inf"))
+
+    def _adopt(self, view: View, report: TickReport) -> None:
+        """Tag jobs that the hook missed. Their comments are asked for apart, and seldom: it costs a request."""
+        if self.places_nobody:
+            return
+        profiles, anew = self._store.profiles, self._store.conduct.to_measure()
+        own_names = models_of(self._store.database, self.config.gpu_models).values()
+
+        def cluster_of(token: str, uid: int) -> int | None:
+            found = {} if token in anew else profiles.by_model({token})
+            known = [found[model][token] for model in own_names if model in found]
+            return known[0].cluster if known and known[0].owner_uid == uid else None
+
+        jobs = untagged(view.jobs.values(), self.config.partitions, self.config.shards_per_gpu)
+        if not jobs or view.now_s - self._comments_s < COMMENTS_EVERY_S:
+            return
+        self._comments_s = view.now_s
+        found = adoptions(jobs, self._slurm.comments(), cluster_of)
+        batch = self._slurm.batch_jobs([job.key for job, _ in found]) if found else frozenset()
+        for job, change in found:
+            if job.key not in batch:  # the hook leaves srun and salloc alone, and says so
+                continue
+            applied = self._apply(job, change, "tag", report)
+            if applied.outcome is Outcome.DONE:
+                self._decisions.append(explain.noted(job, "tagged", view.now_s))
+
+    def _let_go(self, view: View, report: TickReport) -> None:
+        """Take off what is left of ours in jobs whose owners opted out."""
+        for job in (job for job in view.jobs.values() if job.opted_out):
+            change = leave(job, view.now_s)
+            if change is not None and self._apply(job, change, "opt-out", report).outcome is Outcome.DONE:
+                self._decisions.append(explain.noted(job, "opted-out", view.now_s))
+
+    def _take_back(self, view: View, report: TickReport) -> None:
+        for job, why in self._placements.overdue(view.jobs.values(), view.nodes, view.now_s):
+            change = restore(job, self._slurm.release, view.now_s)
+            self._placements.failed(job, view.now_s)
+            if change is not None and self._apply(job, change, "take-back", report, why=why).outcome is Outcome.DONE:
+                card = parse_card(job.tag.placed if job.tag else None)
+                self._decisions.append(explain.taken_back(job, card, why, view.now_s))
+
+    def place(
+        self, placement: Placement, view: View, report: TickReport, answer: dict[str, Job] | None = None
+    ) -> Outcome | None:
+        """Send a job to its card; None if this Slurm cannot change its request so.
+
+        `answer`: in answer to a node, with the jobs that were read again for it.
+        """
+        job = view.jobs[placement.key]
+        node = view.nodes[placement.node]
+        total = node.shards_per_gpu[placement.index]
+        shards = total if placement.how is How.UNSHARED else max(1, total // 2)
+        card = GpuAddress(placement.node, placement.index)
+        guest = placement.how in (How.BESIDE, How.TOGETHER)
+        successor = placement.how is How.SUCCEEDS
+        change = place(job, card, node.gpus[placement.index], shards, self._slurm.release, view.now_s, guest, successor)
+        if change is None:
+            report.count("unchangeable")
+            return None
+        cards = {GpuAddress(placement.node, index) for index in node.gpus} if job.gang else {card}
+        if answer is None and cards & self.recent.overtaken(self._asked_s)[1]:
+            report.count("place:overtaken")
+            return Outcome.MOVED_ON
+        applied = self._apply(
+            job, change, "place", report, answer, gpu=card, how=placement.how, beside=placement.partner_key,
+            isd_pct=placement.reasons.guest_isd_pct, resident_isd_pct=placement.reasons.resident_isd_pct,
+        )  # fmt: skip
+        if applied.outcome is Outcome.DONE:
+            self._placements.sent(job, view.now_s)
+            partner = view.jobs.get(placement.partner_key or "")
+            self._decisions.append(explain.placed(job, placement, partner, self.settings.policy, view.now_s))
+        return applied.outcome
+
+    def _end_leases(self, view: View, placed: set[str], report: TickReport) -> None:
+        """Jobs without a place become visible to Slurm now, as they were asked for."""
+        leased = (
+            (job, restore(job, self._slurm.release, view.now_s))
+            for job in view.jobs.values()
+            if job.key not in placed
+            and touched(job)
+            and not (job.tag and job.tag.placed)
+            and job.begins_later(view.now_s)
+            and not job.held
+            and not job.dependency
+        )
+        changes = list(islice(((job, change) for job, change in leased if change is not None), LEASES_A_TICK))
+        self._read_again(job.key for job, _ in changes)
+        until_s = time.monotonic() + LEASES_S
+        for job, change in changes:
+            if time.monotonic() > until_s:
+                self._fresh.clear()  # would be old by the next change
+                break
+            reason = report.reasons.get(job.key)
+            self._apply(job, change, "wait", report, why=sentence(reason) if reason else None)
+        self._note_waits(view, report)
+
+    def _note_waits(self, view: View, report: TickReport) -> None:
+        """Record why jobs wait, once for each reason: its numbers change from tick to tick."""
+        for key, reason in report.reasons.items():
+            if self._told.get(key) != reason.code:
+                self._told[key] = reason.code
+                self._decisions.append(explain.waits(view.jobs[key], reason, view.now_s))
+        self._told = {key: code for key, code in self._told.items() if key in view.jobs}
+
+    def _read_again(self, keys: Iterable[str]) -> None:
+        """Read jobs that are about to be changed in one request instead of one by one."""
+        if not self.dry_run:
+            self._fresh = read_again(self._slurm, keys)
+
+    def _is_same(self, job: Job, fresh: dict[str, Job]) -> bool:
+        """Whether the job is still what the decision was about, by what was read again just now."""
+        if self.dry_run:
+            return True
+        now = fresh.pop(job.key, None) or read_again(self._slurm, [job.key]).get(job.key)
+        return is_same(job, now)
+
+    def _apply(
+        self,
+        job: Job,
+        change: Change,
+        event: str,
+        report: TickReport,
+        answer: dict[str, Job] | None = None,
+        **fields: object,
+    ) -> Applied:
+        with self.lock:
+            if answer is None and job.key in self.recent.overtaken(self._asked_s)[0]:
+                applied = Applied(job.key, Outcome.MOVED_ON, "it was placed in answer to a node meanwhile")
+            elif not self._is_same(job, self._fresh if answer is None else answer):
+                applied = Applied(job.key, Outcome.MOVED_ON, CHANGED)
+            else:
+                applied = apply(self._slurm, change, self.dry_run)
+                if applied.outcome is Outcome.DONE:
+                    self.recent.update(job.key, as_changed(job, change), answered=answer is not None)
+        report.count(f"{event}:{applied.outcome}")
+        tell = log.warning if applied.outcome is Outcome.REFUSED else log.info
+        tell(event, job=job.key, outcome=applied.outcome, **fields, message=applied.message or None)
+        return applied

@@ -1,0 +1,180 @@
+"""What the plan sees: GPUs, nodes and the queue at one instant, as frozen dataclasses.
+
+Times are unix seconds, durations seconds. A *sharer* is a job with a token that holds part of a card;
+everything else on a card holds it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A job on a GPU: running, or placed there by us and not yet started (`start_s` is None)."""
+
+    key: str
+    token: str | None  # None: did not opt in; nobody may join it
+    cluster: int | None = None
+    user: str = ""
+    account: str = ""
+    whole: bool = False  # holds all of the card
+    mem_used_mib: int | None = None  # peak GPU memory of its profile; None: unknown
+    start_s: float | None = None
+    limit_s: float = float("inf")  # time limit, counted from the start
+    given_s: float = 0.0  # part of that limit which we added, for time lost
+    may_grow_s: float = float("inf")  # how much longer its partition lets that limit become
+    expected_s: float = float("inf")  # expected run time alone, from start to end: the middle
+    expected_spread: float = 0.0  # standard deviation of its logarithm; 0: known exactly
+    lost_s: float = 0.0  # time that neighbours have cost it so far
+    paused_s: float = 0.0  # time that it was suspended; it has neither run nor lost anything in it
+    joined: bool = False  # started on an occupied card: a guest, under the guest's promise
+    max_isd_pct: float | None = None  # the owner's own cap (gpushare:TOKEN,max=10)
+    gang: bool = False  # has all cards of its node: only another gang may join it
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card. `occupants` is in order of arrival: the first is the resident."""
+
+    node: str
+    index: int
+    model: str  # as the cards call themselves
+    mem_total_mib: int
+    usable: bool = True  # shared partition, node up, not drained, card healthy
+    exclusive_process: bool = False  # compute mode that admits one process only
+    occupants: tuple[Occupant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """A node's room and what a job's constraints are checked against."""
+
+    name: str
+    cpus_free: int
+    mem_free_mib: int
+    partitions: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
+    usable: bool = True
+    reservation: str | None = None  # active one; only its own jobs may be placed
+    reserved_from_s: float = float("inf")  # start of the next one: jobs that could overlap it stay away
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOnModel:
+    """What was measured of a workload on one GPU model."""
+
+    cluster: int | None = None
+    mem_used_mib: int | None = None
+    expected_s: float = float("inf")
+    expected_spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PendingJob:
+    """A job in the queue. Without a token it is not ours: it only takes part through its priority."""
+
+    key: str
+    token: str | None
+    cluster: int | None = None
+    user: str = ""
+    account: str = ""
+    gpus: int = 1  # all of a node's, for each node that it wants entirely (--exclusive)
+    mem_used_mib: int | None = None
+    cpus: int = 1
+    node_mem_mib: int = 0
+    partitions: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()  # all of them are wanted
+    nodes_wanted: frozenset[str] | None = None  # None: any node
+    gpu_index: int | None = None  # the only GPU index it may have; None: any
+    gpu_model: str | None = None  # the only GPU model it may have; None: any
+    nodes_excluded: frozenset[str] = frozenset()
+    reservation: str | None = None
+    limit_s: float = float("inf")
+    may_grow_s: float = float("inf")
+    expected_s: float = float("inf")
+    expected_spread: float = 0.0
+    eligible_s: float = 0.0  # since when it waits
+    max_isd_pct: float | None = None
+    gang: bool = False  # wants all `gpus` cards of one node, and may share them with another gang
+    measured: Mapping[str, WorkloadOnModel] | None = None  # by GPU model; None: what is above holds on every model
+
+    def on(self, model: str) -> PendingJob | None:
+        """The job as it is on a GPU model; None if it was not measured there: on such a card it runs alone."""
+        if self.measured is None:
+            return self
+        found = self.measured.get(model)
+        return None if found is None else replace(
+            self, cluster=found.cluster, mem_used_mib=found.mem_used_mib, expected_s=found.expected_s,
+            expected_spread=found.expected_spread, measured=None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at `now_s`. `pending` is in Slurm's priority order, highest first."""
+
+    now_s: float
+    gpus: tuple[Gpu, ...]
+    nodes: Mapping[str, NodeRoom]
+    pending: tuple[PendingJob, ...]
+    never_together: frozenset[tuple[str, str]] = field(default_factory=frozenset)
+    """Sorted pairs of tokens that broke their promise beside each other."""
+    mean_duration_s: float | None = None
+    """Of the jobs submitted lately, long and short; None: as in this snapshot, where the long ones are too many."""
+    mean_gang_s: float | None = None
+    """The same of gangs."""
+
+
+class How(StrEnum):
+    """The kinds of placement."""
+
+    ALONE = "alone"  # first on an empty card, part of it: a guest may join
+    BESIDE = "beside"  # joins a running sharer
+    TOGETHER = "together"  # joins a job that this same plan places
+    SUCCEEDS = "succeeds"  # joins a sharer that ends soon, and has the card after it
+    UNSHARED = "unshared"  # an empty card, all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why a job was placed so; None where a number does not apply."""
+
+    wait_s: float | None = None  # expected wait for a whole GPU instead
+    guest_isd_pct: float | None = None  # what sharing is predicted to cost the placed job
+    resident_isd_pct: float | None = None  # and the resident, over its whole run, past guests included
+    resident_budget_pct: float | None = None
+    shared_s: float | None = None  # expected time beside each other
+    gain_s: float | None = None  # completion time saved, all jobs together
+    explored: bool = False  # admitted on the exploration rule: rates too uncertain to promise otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`key` goes to GPU `index` of `node`; a gang to all of the node's, `index` being the first."""
+
+    key: str
+    node: str
+    index: int
+    how: How
+    partner_key: str | None = None
+    reasons: Reasons = Reasons()
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToSlurm:
+    """A job with a token that gets no place now: it waits with its original request."""
+
+    key: str
+    wait_s: float | None = None
+    """Expected wait for a whole GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do at this instant; nothing in it has happened yet."""
+
+    placements: tuple[Placement, ...] = ()
+    left: tuple[LeftToSlurm, ...] = ()

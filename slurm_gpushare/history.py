@@ -1,0 +1,93 @@
+"""What happened to jobs, as plain data: spans of sharing and decisions.
+
+No database is needed to hold them, so that a login node, which has none, can read what was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSide:
+    """A span as one of its two jobs sees it."""
+
+    job: int
+    neighbour: int
+    neighbour_token: str
+    joined: bool
+    """Whether it came to the other one."""
+    predicted: float | None
+    """Its rate, as it was expected."""
+    seen: float | None
+    """Its rate, as it was measured."""
+
+    @property
+    def rate(self) -> float | None:
+        """As measured, else as expected."""
+        return self.predicted if self.seen is None else self.seen
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Two jobs on one card, or two gangs on all cards of a node, from `start_s` to `end_s` (None: still)."""
+
+    resident_job: int
+    guest_job: int
+    resident_token: str
+    guest_token: str
+    node: str
+    gpu_index: int
+    gpu_model: str
+    start_s: int
+    end_s: int | None = None
+    resident_rate: float | None = None
+    """Predicted."""
+    guest_rate: float | None = None
+    resident_rate_seen: float | None = None
+    guest_rate_seen: float | None = None
+    id: int = 0
+    gpus: int = 1
+    """Of gangs: all GPUs of the node, of which `gpu_index` is the first."""
+    paused_s: int = 0
+    """How long one of the two stood still: no time beside each other."""
+
+    @property
+    def sides(self) -> tuple[SpanSide, SpanSide]:
+        """Resident and guest."""
+        resident, guest = (self.resident_job, self.resident_token), (self.guest_job, self.guest_token)
+        return (
+            SpanSide(self.resident_job, *guest, False, self.resident_rate, self.resident_rate_seen),
+            SpanSide(self.guest_job, *resident, True, self.guest_rate, self.guest_rate_seen),
+        )
+
+    def side_of(self, job: int) -> SpanSide:
+        """The side of one of the two."""
+        resident, guest = self.sides
+        return resident if job == resident.job else guest
+
+    @property
+    def cards(self) -> tuple[tuple[str, int], ...]:
+        """Node and index of every card that the two share."""
+        return tuple((self.node, self.gpu_index + more) for more in range(self.gpus))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision about one job."""
+
+    job_id: int
+    at_s: int
+    kind: str
+    """A word of at most 16 letters: ``placed``, ``alone``, ``released``, ``waits``, ``extended``, ``requeued``, ..."""
+    node: str | None = None
+    gpu_index: int | None = None
+    partner_job: int | None = None
+    rate: float | None = None
+    """Predicted, of this job beside the partner."""
+    partner_rate: float | None = None
+    reasons: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What the decision rested on: numbers, tokens, our own words. JSON."""

@@ -1,0 +1,66 @@
+"""The last good settings: what stays in force while gpushare.conf is broken or away.
+
+The helper and the samplers keep a copy of each gpushare.conf that they could read. The hook
+(lua_bridge/gpushare_conf.lua) and the prolog (prolog/common.sh) read the same copy; its first line says of which file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_gpushare.atomic_files import replace_text
+from slurm_gpushare.config import Config, config_path, load_config, parse_config
+from slurm_gpushare.errors import ConfigError
+from slurm_gpushare.ownership import hand_over
+
+DEFAULT_PATH = Path("/var/lib/gpushare/gpushare.conf.good")
+_HEADING = "# last good settings of "
+_LOG = logging.getLogger("gpushare")
+
+
+def last_good_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """``GPUSHARE_LAST_GOOD``, else its usual place."""
+    return Path(environ.get("GPUSHARE_LAST_GOOD") or DEFAULT_PATH)
+
+
+def settings_in_force() -> Config:
+    """gpushare.conf, which is then remembered; else the last good settings, and a line in the log that says so."""
+    path = config_path()
+    try:
+        config = load_config(path)
+    except ConfigError as error:
+        good = _recall(path)
+        if good is None:
+            raise
+        _LOG.warning('event=settings error="%s" message="the last good settings stay in force"', error.what)
+        return good
+    remember(config)
+    return config
+
+
+def remember(config: Config) -> None:
+    """Keep a copy of the file that `config` was read from, if this process may; never raises."""
+    if config.source is None:
+        return
+    path = last_good_path()
+    try:
+        text = f"{_HEADING}{config.source}\n{config.source.read_text(encoding='utf-8')}"
+        parse_config(text)  # the file may have changed since it was read
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        replace_text(path, text, config.source.stat().st_mode & 0o644)  # it may hold the database's password
+        hand_over(path)
+    except (OSError, UnicodeDecodeError, ConfigError) as why:
+        _LOG.debug("event=settings error=%s message='no copy kept'", why)
+
+
+def _recall(path: Path) -> Config | None:
+    try:
+        text = last_good_path().read_text(encoding="utf-8")
+        return parse_config(text, path) if text.partition("\n")[0] == f"{_HEADING}{path}" else None
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return None

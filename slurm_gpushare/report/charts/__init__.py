@@ -1,0 +1,1 @@
+"""Pictures for the report's pages: numbers in, SVG text out."""

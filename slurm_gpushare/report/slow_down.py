@@ -1,0 +1,69 @@
+"""Rates to slow-downs and savings.
+
+A job that ran for E seconds, d of them beside a neighbour that left it the rate r, did E - d (1 - r) seconds of
+work as counted alone; its ISD is E divided by that, less one. Two jobs at rates r and g on one card for d seconds
+did d (r + g) seconds of work in d seconds of GPU time, so they saved d (r + g - 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slurm_gpushare.history import Span
+
+
+def lasted_s(span: Span, now_s: float) -> float:
+    """How long the span lasted, so far, with pauses."""
+    return max((now_s if span.end_s is None else span.end_s) - span.start_s, 0.0)
+
+
+def span_s(span: Span, now_s: float) -> float:
+    """How long the two ran beside each other in the span, so far: while one of them stood still, neither slowed."""
+    return max(lasted_s(span, now_s) - span.paused_s, 0.0)
+
+
+def gpu_s(span: Span, now_s: float) -> float:
+    """GPU time that the two shared in the span, so far: gangs have several cards."""
+    return span_s(span, now_s) * span.gpus
+
+
+def rates_of(span: Span) -> tuple[float | None, float | None]:
+    """Of resident and guest: as measured, else as expected."""
+    resident, guest = span.sides
+    return resident.rate, guest.rate
+
+
+def measured(span: Span) -> bool:
+    return span.resident_rate_seen is not None and span.guest_rate_seen is not None
+
+
+def saved_s(span: Span, now_s: float) -> float:
+    """GPU time that the two saved; 0 where nothing is known of them."""
+    resident, guest = rates_of(span)
+    return 0.0 if resident is None or guest is None else gpu_s(span, now_s) * (resident + guest - 1.0)
+
+
+def isd_of_rate(rate: float | None) -> float | None:
+    """Slow-down while sharing, in per cent."""
+    return 100.0 * (1.0 / rate - 1.0) if rate else None
+
+
+def isd_pct(elapsed_s: float, parts: Iterable[tuple[float, float]]) -> float | None:
+    """Slow-down over the whole run of a job that ran `elapsed_s`, of which each part is (seconds shared, rate)."""
+    alone_s = elapsed_s - sum(seconds * (1 - rate) for seconds, rate in parts)
+    return 100 * (elapsed_s / alone_s - 1) if alone_s > 0 else None
+
+
+def whole_run_isd_pct(
+    elapsed_s: float | None, parts: Sequence[tuple[float, float | None]], paused_s: float = 0.0
+) -> float | None:
+    """The same; None as soon as one part's rate is unknown, or if there is no part.
+
+    `elapsed_s` is wall time, and of it the job itself was paused for `paused_s`, which count as its slow-down.
+    """
+    known = [(seconds, rate) for seconds, rate in parts if rate is not None]
+    if elapsed_s is None or not parts or len(known) < len(parts):
+        return None
+    # Slurm counts whole seconds: a job cannot have shared for longer than it ran.
+    known.append((paused_s, 0.0))
+    return isd_pct(max(elapsed_s, sum(seconds for seconds, _ in known)), known)

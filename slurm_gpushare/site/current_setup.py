@@ -1,0 +1,143 @@
+"""What a site has set up already: asked of Slurm, and read from the files beside slurm.conf."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from slurm_gpushare.slurm import values
+from slurm_gpushare.slurm.configuration import Partition
+from slurm_gpushare.slurm.errors import SlurmError
+from slurm_gpushare.slurm.gres import model_of_type
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.limits import Limit
+from slurm_gpushare.slurm.lua_scripts import ModelNodes
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.release import Release
+
+FILES = ("gpushare.conf", "gres.conf", "cgroup.conf", "job_submit.lua", "cli_filter.lua")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSetup:
+    """A site, as far as sharing is concerned."""
+
+    release: Release
+    config: Mapping[str, str]
+    """``scontrol show config``; keys as slurm.conf(5) spells them."""
+    nodes: tuple[Node, ...]
+    partitions: tuple[Partition, ...]
+    limits: tuple[Limit, ...] | None
+    """Of QOS and associations; None where accounting does not answer."""
+    etc: Path
+    """Where slurm.conf is."""
+    files: Mapping[str, str]
+    """Texts of those of `FILES` that exist and can be read."""
+    asked_s: float = 0.0
+    """This machine's clock when slurmctld told its own."""
+    is_controller: bool = True
+    """Whether slurmctld runs on this machine, or may: compute and login nodes need not have all of our files."""
+
+    def words(self, key: str) -> list[str]:
+        """A comma list of the configuration, without Slurm's ways to say "none"."""
+        return [word for word in values.text(self.config.get(key, "")).split(",") if word]
+
+    def scripts(self, key: str) -> list[str]:
+        """What a key such as Prolog names; from 23.11 on there may be several, shown as ``Prolog[0]``."""
+        found = (values.text(value) for name, value in self.config.items() if name.partition("[")[0] == key)
+        return [path for path in found if path]
+
+    def partition(self, name: str) -> Partition | None:
+        return next((partition for partition in self.partitions if partition.name == name), None)
+
+    def gpu_nodes(self, partitions: tuple[str, ...]) -> list[Node]:
+        """Nodes with GPUs in any of `partitions`, of whatever model."""
+        return [
+            node
+            for node in self.nodes
+            if set(node.partitions) & set(partitions) and any(gres.name == "gpu" for gres in node.gres)
+        ]
+
+    def shared_nodes(self, partitions: tuple[str, ...], models: Sequence[str]) -> list[Node]:
+        """Those of `gpu_nodes` whose GPUs are all of one of `models`. Other models stay what they are.
+
+        With a single model, GPUs that have no type yet are taken to be of it.
+        """
+        return [node for model in models for node in self.nodes_of_model(partitions, model, only=len(models) == 1)]
+
+    def nodes_of_model(self, partitions: tuple[str, ...], model: str, *, only: bool = False) -> list[Node]:
+        """Those of `gpu_nodes` whose GPUs are all of `model`; where it is the only one, also those without a type."""
+        nodes = self.gpu_nodes(partitions)
+        return [node for node in nodes if (types := gpu_types([node])) == {model} or (only and not types)]
+
+    def models_of_nodes(self, partitions: tuple[str, ...], models: Sequence[str]) -> dict[str, ModelNodes]:
+        """What job_submit.lua and cli_filter.lua must know of each model's nodes."""
+        found = {model: self.nodes_of_model(partitions, model, only=len(models) == 1) for model in models}
+        return {
+            model: ModelNodes(",".join(node.name for node in nodes), max(map(gpu_count, nodes), default=1))
+            for model, nodes in found.items()
+        }
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def collect(slurm: Slurm) -> SiteSetup:
+    """Ask once. Raises `SlurmError` where slurmctld does not answer; accounting may be absent."""
+    config = slurm.config()
+    asked_s = time.time()
+    etc = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
+    try:
+        limits: tuple[Limit, ...] | None = tuple(slurm.limits())
+    except SlurmError:
+        limits = None
+    texts = {name: _read(etc / name) for name in FILES}
+    return SiteSetup(
+        release=slurm.release,
+        config=config,
+        nodes=tuple(slurm.nodes()),
+        partitions=tuple(slurm.partitions()),
+        limits=limits,
+        etc=etc,
+        files={name: text for name, text in texts.items() if text is not None},
+        asked_s=asked_s,
+        is_controller=_is_controller(config),
+    )
+
+
+def _is_controller(config: Mapping[str, str]) -> bool:
+    """By name, as in ``SlurmctldHost[0]=ctl(10.0.0.1)``, or by the daemon: Slurm may know a host by another name."""
+    hosts = (value.partition("(")[0] for key, value in config.items() if key.partition("[")[0] == "SlurmctldHost")
+    if socket.gethostname().partition(".")[0] in {host.partition(".")[0] for host in hosts}:
+        return True
+    return any(process.info["name"] == "slurmctld" for process in psutil.process_iter(["name"]))
+
+
+def slurm_user(facts: SiteSetup) -> str:
+    """The name in ``slurm(64030)``."""
+    return facts.config.get("SlurmUser", "slurm").partition("(")[0]
+
+
+def job_defaults(partition: Partition) -> dict[str, int]:
+    """A partition's JobDefaults: {"DefCpuPerGPU": 8, "DefMemPerGPU": 16000}."""
+    found = values.tres(partition.fields.get("JobDefaults", ""))
+    return {name: int(value) for name, value in found.items() if value.isdecimal()}
+
+
+def gpu_types(nodes: Iterable[Node]) -> set[str]:
+    """The GPU types of `nodes` as users know them: the index of a per-index type is left out."""
+    names = {gres.type for node in nodes for gres in node.gres if gres.name == "gpu" and gres.type}
+    return {model_of_type(name) for name in names}
+
+
+def gpu_count(node: Node) -> int:
+    return sum(gres.count for gres in node.gres if gres.name == "gpu")

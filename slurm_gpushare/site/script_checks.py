@@ -1,0 +1,152 @@
+"""Doctor's checks of the scripts that Slurm runs: those in Lua, without which nobody's ``gpu:MODEL`` is understood, and
+the prologs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from slurm_gpushare.config import Config
+from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.site.current_setup import SiteSetup
+from slurm_gpushare.site.finding import Finding, failed, passed, warned
+from slurm_gpushare.slurm.lua_scripts import lua_script
+
+Check = Callable[[SiteSetup, Config], Iterable[Finding]]
+
+_WRITE = "Run 'gpushare configure --write'."
+# A command by its whole path, at the start of a line of a shell script.
+_COMMAND = re.compile(r"(?m)^[ \t]*(?:exec[ \t]+|source[ \t]+|\.[ \t]+)?(/[^\s;|&<>\"'$`()]+)")
+_DOFILE = re.compile(r"""dofile\s*[(,]\s*["']([^"']+)["']""")
+
+
+def read_or_empty(path: Path) -> str:
+    """A file's text; empty where there is none to read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def hook(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """job_submit: the plugin, our script, and LuaSQL for its Lua. Only slurmctld reads the script."""
+    if "lua" not in {word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")}:
+        yield failed(
+            "hook",
+            f"JobSubmitPlugins lacks lua: no job is tagged, and requests for gpu:{config.gpu_models[0]} fail",
+            "Set JobSubmitPlugins=lua.",
+        )
+    elif facts.is_controller:
+        yield from _script("hook", facts, config, "job_submit.lua", "slurmctld does not start without it")
+    yield from _lua_sqlite(facts)
+
+
+def cli_filter(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    if "lua" in {word.removeprefix("cli_filter/") for word in facts.words("CliFilterPlugins")}:
+        yield from _script("cli-filter", facts, config, "cli_filter.lua", "sbatch, srun and salloc fail without it")
+    else:
+        yield warned(
+            "cli-filter",
+            "no client filter: srun with --gpus=1 fails inside shared jobs, "
+            f"with gpu:{config.gpu_models[0]} everywhere, and --comment=gpushare:NAME is not turned into a token",
+            "Run 'gpushare configure' for the line.",
+        )
+
+
+def _script(check: str, facts: SiteSetup, config: Config, name: str, loss: str) -> Iterator[Finding]:
+    """That the script is there, whole, of this release, and knows the nodes that share."""
+    own = facts.files.get(name)
+    if own is None:
+        yield failed(check, f"{facts.etc / name} is missing or cannot be read: {loss}", _WRITE)
+        return
+    called = [Path(path) for path in _DOFILE.findall(own) if "gpushare" in path]
+    if absent := [path for path in called if not path.is_file()]:
+        yield failed(check, f"{facts.etc / name} runs {absent[0]}, which is missing", _WRITE)
+        return
+    texts = [own, *(read_or_empty(path) for path in called)]
+    if not any("gpushare" in text for text in texts):
+        yield failed(check, f"{facts.etc / name} does not call us", "Run 'gpushare configure' for the lines.")
+        return
+    models = facts.models_of_nodes(config.partitions, config.gpu_models)
+    if lua_script(resource_dir("lua_bridge"), name, models) in texts:
+        yield passed(check, f"{name} is this release's, for these nodes")
+    else:
+        yield warned(check, f"{name} was written by another release, or for other nodes or another GPU model", _WRITE)
+
+
+def _lua_sqlite(facts: SiteSetup) -> Iterator[Finding]:
+    plugin = Path(facts.config.get("PluginDir", "").split(":")[0]) / "job_submit_lua.so"
+    if not plugin.is_file():
+        return  # not the controller
+    version = re.search(rb"liblua-?(5\.\d)", plugin.read_bytes())
+    if version is None:
+        return
+    number = version[1].decode()
+    places = [
+        path
+        for root in ("/usr/lib", "/usr/lib64", "/usr/local/lib")
+        for path in Path(root).glob(f"**/lua/{number}/luasql/sqlite3.so")
+    ]
+    if places:
+        yield passed("luasql", f"LuaSQL for Lua {number}, which slurmctld's plugin uses")
+    else:
+        yield failed(
+            "luasql",
+            f"slurmctld's Lua {number} has no luasql.sqlite3: every job goes untagged",
+            "Install lua-sql-sqlite3 (Debian) or luasql for that Lua.",
+        )
+
+
+def prologs(facts: SiteSetup, _: Config) -> Iterator[Finding]:
+    """Prolog, epilog and task prolog call us, and what they run is there."""
+    for key, check, loss in (
+        ("Prolog", "prolog", "no job is profiled"),
+        ("Epilog", "epilog", "samplers end late"),
+        ("TaskProlog", "task-prolog", "plain srun fails inside shared jobs"),
+    ):
+        scripts = [path for pattern in facts.scripts(key) for path in _glob(pattern) if path.is_file()]
+        ours = [path for path in scripts if _is_ours(path)]
+        absent = [called for path in ours for called in _missing_calls(path)]
+        if not ours:
+            yield failed(check, f"{key} does not call us: {loss}", "Run 'gpushare configure' for the line.")
+        elif absent:
+            yield failed(check, f"{key} runs {absent[0]}, which is missing: {loss}", _WRITE)
+        else:
+            yield passed(check, f"{key} calls us")
+
+
+def _glob(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    if not path.is_absolute():
+        return []
+    return sorted(path.parent.glob(path.name)) if "*" in path.name else [path]
+
+
+def _is_ours(script: Path) -> bool:
+    return "gpushare" in script.name or "gpushare" in read_or_empty(script)
+
+
+def _missing_calls(script: Path, depth: int = 3) -> Iterator[Path]:
+    """What `script` runs on our behalf and is not there: a site's own script may run ours, which runs the package's."""
+    for called in map(Path, _COMMAND.findall(read_or_empty(script))):
+        if "gpushare" not in script.name and "gpushare" not in str(called):
+            continue  # the site's own affair
+        if not is_there(called):
+            yield called
+        elif depth > 1 and "gpushare" in called.name:
+            yield from _missing_calls(called, depth - 1)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file exists, as far as this user can tell."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+SCRIPT_CHECKS: tuple[Check, ...] = (hook, cli_filter, prologs)

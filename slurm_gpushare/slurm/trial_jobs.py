@@ -1,0 +1,164 @@
+"""Short, real jobs that say how many GPUs they see: one for each way of asking for them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = "gpushare-trial"
+# A number for each script or task, whatever the GPUs are called: indices, UUIDs, or Slurm's word for none.
+_COUNT = 'n=$(echo "$CUDA_VISIBLE_DEVICES" | tr , "\\n" | grep -c "[0-9]")'
+_PROBE = f'{_COUNT}; echo "@KIND@=$n"'
+_LINE = re.compile(r"^(script|task)=(\d+)$", re.MULTILINE)
+_AROUND = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A command's exit code and words."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[[Sequence[str], float], Answer]
+"""Runs a command as some user, within a time in seconds; code 124 where that was too short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A request to try."""
+
+    command: str
+    options: str
+    step: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What the job's script and tasks saw (``2, 1 1``), ``refused``, or ``waits``; and the command's words."""
+
+    outcome: str
+    said: str = ""
+
+
+def run_here(argv: Sequence[str], timeout_s: float) -> Answer:
+    """As the user who runs us, without what an outer job has set."""
+    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(_AROUND)}
+    try:
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(124, "", "")
+    except OSError as why:
+        return Answer(127, "", f"{argv[0]}: {why.strerror}")
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+class TrialJobs:
+    """Runs trials: all batch jobs at once, the others a few at a time. Leaves no job and no file behind."""
+
+    def __init__(
+        self, run: Run, directory: Path, *, extra: Sequence[str] = (), timeout_s: float = 300.0, at_once: int = 4
+    ):
+        self._run = run
+        self._directory = directory  # the jobs write here, so that nodes must see it
+        self._common = ["--time=2", f"--job-name={NAME}", *extra]
+        self._timeout_s = timeout_s
+        self._at_once = at_once
+
+    def outcomes(self, trials: Sequence[Trial]) -> list[TrialResult]:
+        """What became of each trial, in their order."""
+        end = time.monotonic() + self._timeout_s
+        batch = {index: self._submit(trial) for index, trial in enumerate(trials) if trial.command == "sbatch"}
+        others = [index for index, trial in enumerate(trials) if trial.command != "sbatch"]
+        with ThreadPoolExecutor(self._at_once) as pool:
+            seen = dict(zip(others, pool.map(lambda i: self._interactive(trials[i], end), others), strict=True))
+        jobs = {index: job for index, job in batch.items() if isinstance(job, str)}
+        self._wait(list(jobs.values()), end)
+        for index, job in batch.items():
+            seen[index] = self._finished(job, trials[index]) if isinstance(job, str) else job
+        return [seen[index] for index in range(len(trials))]
+
+    def _submit(self, trial: Trial) -> str | TrialResult:
+        script = _PROBE.replace("@KIND@", "script")
+        if trial.step is not None:
+            script += f"; srun {trial.step} sh -c {shlex.quote(_PROBE.replace('@KIND@', 'task'))} || echo step-refused"
+        output = f"{self._directory}/%A.%a.trial"
+        first, *parts = [part.split() for part in trial.options.split(" : ")]
+        argv = ["sbatch", "--parsable", f"--output={output}", "--error=/dev/null", *self._common, *first]
+        for part in parts:
+            argv += [":", *self._common, *part]
+        path = self._directory / f"{time.time_ns()}.trial.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        answer = self._run([*argv, str(path)], self._timeout_s)
+        path.unlink()
+        if answer.code:
+            return TrialResult("refused", _last_line(answer.err))
+        return re.split(r"[;\n]", answer.out)[0]
+
+    def _wait(self, jobs: Sequence[str], end: float) -> None:
+        """Until all are gone from the queue or the time is over; the rest is cancelled."""
+        while jobs:
+            left = self._run(["squeue", "-h", "-o", "%F", "--me"], 30).out.split()
+            jobs = [job for job in jobs if job in left]
+            if jobs and time.monotonic() > end:
+                self._run(["scancel", *jobs], 30)
+                return
+            if jobs:
+                time.sleep(0.3)
+
+    def _finished(self, job: str, trial: Trial) -> TrialResult:
+        files = sorted(self._directory.glob(f"{job}.*.trial"))
+        text = "".join(path.read_text(errors="replace") for path in files)
+        for path in files:
+            path.unlink()
+        return TrialResult(_outcome(text)) if text else TrialResult("waits", "it did not start in time")
+
+    def _interactive(self, trial: Trial, end: float) -> TrialResult:
+        task = ["sh", "-c", _PROBE.replace("@KIND@", "task")]
+        parts = [part.split() for part in trial.options.split(" : ")]
+        if trial.command == "salloc":
+            inner = ["srun", *(trial.step or "").split(), *task]
+            argv = ["salloc", "--quiet", *self._common, *parts[0], *inner]
+        else:
+            argv = ["srun", "--quiet", *self._common, *parts[0]]
+            for part in parts[1:]:
+                argv += [*task, ":", *part]
+            argv += task
+        answer = self._run(argv, max(1.0, end - time.monotonic()))
+        if answer.code == 124:
+            return TrialResult("waits", "it did not start in time")
+        return TrialResult("refused", _last_line(answer.err)) if answer.code else TrialResult(_outcome(answer.out))
+
+
+def _outcome(text: str) -> str:
+    """``2, 1 1``: what the scripts saw, then what the tasks saw."""
+    seen: Mapping[str, list[str]] = {"script": [], "task": []}
+    for kind, count in _LINE.findall(text):
+        seen[kind].append(count)
+    parts = [" ".join(sorted(counts)) for counts in seen.values() if counts]
+    if "step-refused" in text:
+        parts.append("refused")
+    return ", ".join(parts)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,215 @@
+"""What the helper tells users: one file for all, and for each owner one that nobody else can open.
+
+``jobs.json`` holds what squeue shows anyway plus numbers, or only sums where Slurm's PrivateData hides jobs. An owner's
+file is a munge credential that munged opens for that uid alone, on whatever file system it lies. Both are replaced by
+rename, in a directory that only SlurmUser writes. Nothing here needs the database library.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_gpushare.atomic_files import replacing
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.history import Decision, Span
+from slurm_gpushare.ownership import hand_over, make_open_dir
+from slurm_gpushare.store.credential import opener
+from slurm_gpushare.telemetry.figures import RunFigures
+from slurm_gpushare.telemetry.spool import seal
+
+VERSION = 1
+PUBLIC = "jobs.json"
+OWNERS = "owners"
+MOST_BYTES = 64 * 2**20
+
+
+class NotPublished(GpushareError):
+    """Nothing can be read; `what` says why, for a note beside ``---``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicJob:
+    """A job that takes part, as everybody may see it. None is unknown."""
+
+    key: str
+    raw_id: int
+    card: str | None = None
+    beside: int | None = None
+    """The neighbour, by SLURM_JOB_ID."""
+    expected_isd_pct: float | None = None
+    measured_isd_pct: float | None = None
+    reason: str | None = None
+    """Why it waits: a code of `coschedule.planning.reasons`, with its numbers."""
+    need: float | None = None
+    have: float | None = None
+    wait_s: float | None = None
+    paused: bool = False
+    given_back_s: int = 0
+    """Added to its time limit for what its neighbours cost it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The file for all."""
+
+    at_s: float
+    private: bool
+    """Jobs are hidden from each other: only sums are here."""
+    sums: Mapping[str, float]
+    jobs: tuple[PublicJob, ...] = ()
+    knowledge: str = ""
+    """The knowledge bases that the helper runs on, by GPU model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFigures:
+    """What is known of one of the owner's workloads."""
+
+    token: str
+    runs: int = 0
+    """That its profile was made of; 0: not measured yet."""
+    cluster: int | None = None
+    duration_s: float | None = None
+    mem_used_mib: int | None = None
+    gpu_model: str | None = None
+    last_used_s: int | None = None
+    preallocated: bool = False
+    """Whether it looks as if its framework took the card's memory in advance, whatever it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFigures:
+    """All that is known of one user's jobs, for that user."""
+
+    at_s: float
+    since_s: float
+    """Jobs that ended before are not in it."""
+    live: tuple[PublicJob, ...] = ()
+    spans: tuple[Span, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    runs: Mapping[int, RunFigures] = field(default_factory=dict)
+    """By SLURM_JOB_ID."""
+    tokens: tuple[TokenFigures, ...] = ()
+
+
+def write_public(directory: Path, published: Published) -> None:
+    """Replace the file for all."""
+    body = {
+        "format": "gpushare-public",
+        "version": VERSION,
+        "at_s": published.at_s,
+        "private": published.private,
+        "sums": dict(published.sums),
+        "jobs": [_present(job) for job in published.jobs],
+        "knowledge": published.knowledge,
+    }
+    _replace(directory / PUBLIC, json.dumps(body, separators=(",", ":"), allow_nan=False))
+
+
+def read_public(directory: Path) -> Published:
+    """The file for all."""
+    body = _load(_read(directory / PUBLIC))
+    try:
+        jobs = tuple(PublicJob(**_known(PublicJob, item)) for item in body["jobs"])
+        return Published(
+            float(body["at_s"]), bool(body["private"]), dict(body["sums"]), jobs, str(body.get("knowledge", ""))
+        )
+    except (KeyError, TypeError, ValueError) as why:
+        raise NotPublished(f"{directory / PUBLIC}: not readable: {type(why).__name__}") from why
+
+
+def own_text(figures: OwnFigures) -> str:
+    """An owner's figures as they are sealed."""
+    body = {
+        "version": VERSION,
+        "at_s": figures.at_s,
+        "since_s": figures.since_s,
+        "live": [_present(job) for job in figures.live],
+        "spans": [_present(span) for span in figures.spans],
+        "decisions": [_present(decision) for decision in figures.decisions],
+        "runs": {str(job): _present(run) for job, run in figures.runs.items()},
+        "tokens": [_present(token) for token in figures.tokens],
+    }
+    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode())).decode("ascii")
+
+
+def write_own(directory: Path, uid: int, text: str, munge_socket: Path | None) -> None:
+    """Replace the file of one owner."""
+    make_open_dir(directory / OWNERS, mode=0o711)  # nobody may list who takes part
+    _replace(directory / OWNERS / str(uid), seal(text, munge_socket, reader_uid=uid))
+
+
+def read_own(directory: Path, uid: int, munge_socket: Path | None) -> OwnFigures:
+    """The figures of `uid`. Only a process of that user can read them."""
+    path = directory / OWNERS / str(uid)
+    if (directory / OWNERS).is_dir() and not path.exists():
+        raise NotPublished("the helper knows no job of yours with a token")
+    sealed = opener(munge_socket)(_read(path))
+    if sealed.uid not in {0, directory.stat().st_uid}:
+        raise NotPublished(f"{path}: was not written by the helper")
+    try:
+        packed = zlib.decompressobj()
+        text = packed.decompress(base64.b64decode(sealed.payload, validate=True), MOST_BYTES)
+    except (zlib.error, binascii.Error) as why:
+        raise NotPublished(f"{path}: not readable: {why}") from why
+    body = _load(text)
+    try:
+        return OwnFigures(
+            at_s=float(body["at_s"]),
+            since_s=float(body["since_s"]),
+            live=tuple(PublicJob(**_known(PublicJob, item)) for item in body["live"]),
+            spans=tuple(Span(**_known(Span, _BLANK | item)) for item in body["spans"]),
+            decisions=tuple(Decision(**_known(Decision, item)) for item in body["decisions"]),
+            runs={int(job): RunFigures(**_known(RunFigures, item)) for job, item in body["runs"].items()},
+            tokens=tuple(TokenFigures(**_known(TokenFigures, item)) for item in body["tokens"]),
+        )
+    except (KeyError, TypeError, ValueError) as why:
+        raise NotPublished(f"{path}: not readable: {type(why).__name__}") from why
+
+
+# A user must not learn the tokens of neighbours, so spans are published without tokens.
+_BLANK: dict[str, Any] = {"resident_token": "", "guest_token": "", "resident_job": 0, "guest_job": 0}
+
+
+def _present(item: Any) -> dict[str, Any]:
+    """Its fields that say something; the reader fills in the rest."""
+    values = {name: getattr(item, name) for name in item.__dataclass_fields__}
+    if "reasons" in values:
+        values["reasons"] = dict(values["reasons"])
+    return {name: value for name, value in values.items() if value is not None and value is not False and value != ""}
+
+
+def _known(kind: Any, item: Mapping[str, Any]) -> dict[str, Any]:
+    """What this release knows of it: a later one may say more."""
+    return {name: item[name] for name in kind.__dataclass_fields__ if name in item}
+
+
+def _load(text: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except ValueError as why:
+        raise NotPublished("what the helper published is not readable") from why
+    if not isinstance(body, dict) or body.get("version") != VERSION:
+        raise NotPublished("what the helper published is of another release")
+    return body
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as why:
+        raise NotPublished(f"{path}: {why.strerror}") from why
+
+
+def _replace(path: Path, text: str) -> None:
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="ascii")
+        hand_over(draft)

@@ -1,0 +1,121 @@
+"""Faults of Slurm itself: its daemons, its nodes, its accounting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from slurm_gpushare.testbed.chaos.fault import Inject, Pause
+from slurm_gpushare.testbed.chaos.site import ChaosSite
+from slurm_gpushare.testbed.slurm.processes import with_descendants
+
+PATIENCE_S = 60.0
+"""So long a fault waits for a job that is suspended; then one that is stopped by a signal will do."""
+
+
+def restart(name: str, site: ChaosSite, pause: Pause) -> None:
+    site.testbed.restart(name)
+    pause(12)
+
+
+def crash(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None:
+    if name == "slurmctld":
+        site.crashes.append(time.time())
+    site.testbed.kill(name)
+    pause(away_s)
+    site.testbed.restart(name)
+    pause(10)
+
+
+def with_a_suspended_job(inject: Inject, site: ChaosSite, pause: Pause) -> None:
+    """Wait until the helper has paused somebody, and then break something."""
+    begun = time.monotonic()
+    while not site.suspended() and not (time.monotonic() > begun + PATIENCE_S and site.stopped()):
+        if time.monotonic() > begun + 2 * PATIENCE_S:
+            raise AssertionError("the helper paused nobody")
+        pause(0.5)
+    inject(site, pause)
+
+
+def with_sharers(inject: Inject, site: ChaosSite, pause: Pause) -> None:
+    """Wait until two jobs have a card together, and then break something."""
+    _shared_node(site, pause)
+    inject(site, pause)
+
+
+def _shared_node(site: ChaosSite, pause: Pause) -> str:
+    """A node where two jobs have a card together; waits for them."""
+    begun = time.monotonic()
+    while not (nodes := site.shared_nodes()):
+        if time.monotonic() > begun + 2 * PATIENCE_S:
+            raise AssertionError("nobody shared")
+        pause(0.5)
+    return nodes[0]
+
+
+def refuse(site: ChaosSite, pause: Pause) -> None:
+    site.testbed.stop("slurmctld")
+    pause(60)
+    site.testbed.restart("slurmctld")
+    pause(5)
+
+
+def reconfigure(site: ChaosSite, pause: Pause) -> None:
+    for _ in range(3):
+        site.testbed.reconfigure()
+        pause(3)
+
+
+def _node(site: ChaosSite, index: int) -> str:
+    return site.testbed.state.shape.node_names[index]
+
+
+def node_down(site: ChaosSite, pause: Pause) -> None:
+    node = _shared_node(site, pause)
+    site.shell(f"scontrol update nodename={node} state=down reason=chaos")
+    pause(8)
+    site.shell(f"scontrol update nodename={node} state=resume")
+    pause(5)
+
+
+def drain(site: ChaosSite, pause: Pause) -> None:
+    site.shell(f"scontrol update nodename={_node(site, 1)} state=drain reason=chaos")
+    pause(12)
+    site.shell(f"scontrol update nodename={_node(site, 1)} state=resume")
+
+
+def reboot(site: ChaosSite, pause: Pause) -> None:
+    """All of a node's processes end at once, samplers too; then its slurmd comes up again."""
+    name = f"slurmd-{_node(site, 1)}"
+    pid = site.daemon_pid(name)
+    victims = with_descendants([pid]) if pid else set()
+    for victim in victims:
+        kill(victim)
+    pause(5)
+    site.testbed.restart(name)
+    heal_nodes(site)
+    pause(8)
+
+
+def accounting_away(site: ChaosSite, pause: Pause) -> None:
+    site.testbed.stop("slurmdbd")
+    site.testbed.kill("mariadbd")
+    pause(20)
+    site.testbed.restart("mariadbd")
+    site.testbed.restart("slurmdbd")
+    pause(3)
+
+
+def heal_nodes(site: ChaosSite) -> None:
+    """What an administrator does after a prolog or an epilog died: the nodes and the held jobs are let go."""
+    nodes = ",".join(site.testbed.state.shape.node_names)
+    site.shell(f"scontrol update nodename={nodes} state=resume")
+    site.shell("squeue -h -t PD -o '%i %r' | sed -n 's/ .*[Hh]eld.*//p' | xargs -rn1 scontrol release")
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

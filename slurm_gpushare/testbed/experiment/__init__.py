@@ -1,0 +1,1 @@
+"""Runs of many jobs on a testbed, compared by policy."""

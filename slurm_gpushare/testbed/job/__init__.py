@@ -1,0 +1,1 @@
+"""The emulated training job: its load, its progress beside neighbours, its checkpoint."""

@@ -1,0 +1,1 @@
+"""The throw-away Slurm itself: its files, daemons, processes and root file systems."""

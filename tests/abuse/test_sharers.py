@@ -1,0 +1,165 @@
+"""What somebody who shares a card, or has shared one, may try against neighbours, the queue and the helper."""
+
+from __future__ import annotations
+
+import pwd
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from helper_kit import SLEEP, TOKENS, Site
+from hook_testbed import USER, home_of
+from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, tick
+from telemetry_bed import endless, until, workload
+
+from slurm_gpushare.coschedule.pairs import keeping
+from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY
+from slurm_gpushare.coschedule.pairs.measuring import MIN_SAMPLES
+from slurm_gpushare.coschedule.tick import LEASES_A_TICK
+from slurm_gpushare.store.incoming import Spool
+from slurm_gpushare.testbed.experiment.submitting import submit
+from slurm_gpushare.testbed.slurm.configuration import CPUS_PER_NODE
+from slurm_gpushare.testbed.slurm.testbed import Testbed
+
+Verdict = Callable[[str, str, str], None]
+GAMES = pwd.getpwnam(USER).pw_uid
+STRICT = {"resident_budget_pct": 1.0, "pause_most_pct": 100.0}
+"""Any slow-down breaks this promise."""
+
+# All processes of one of the user's jobs, on this testbed alone: other testbeds may run jobs of the same user.
+WAKE = """
+while sleep 1; do
+  for process in /proc/[0-9]*; do
+    tr '\\0' '\\n' <$process/environ 2>/dev/null | grep -qx "SLURM_JOB_ID={job}" || continue
+    tr '\\0' '\\n' <$process/environ 2>/dev/null | grep -qx "SLURM_CONF=$SLURM_CONF" || continue
+    kill -CONT ${{process#/proc/}}
+  done
+done
+"""
+
+
+@pytest.fixture
+def site(testbed: Testbed) -> Iterator[Site]:
+    site = Site(testbed, owners={1: GAMES})
+    yield site
+    site.store.close()
+
+
+def as_user(site: Site, script: str, *options: str) -> str:
+    """A job of the attacker's without a token."""
+    home = home_of(site.testbed)
+    return str(submit(site.testbed, script, "--mem=100", "--output=/dev/null", *options, user=USER, cwd=home))
+
+
+def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdict) -> None:
+    site = hungry_site(testbed, GAMES)
+    daemon, _, guest = share(site, Sharers(guest_user=USER), **STRICT)
+    assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
+    site.wait_running([as_user(site, WAKE.format(job=guest), f"--nodelist={site.jobs()[guest].nodes[0]}")])
+    noticed = after_ticks(site, daemon, lambda: "ran-while-paused" in kinds(site, guest))
+    tick(site, daemon)
+    job = site.jobs()[guest]
+    strikes = [item.feature for item in site.store.conduct.strikes_of(GAMES)]
+    verdict(
+        "letting one's own paused job go on from another job (kill -CONT)",
+        "noticed, a strike, counted as running",
+        f"{'noticed' if noticed else 'not noticed'}, {'a strike' if strikes == ['paused'] else strikes}, "
+        f"counted as {'running' if job.tag and not job.tag.paused else 'paused'}",
+    )
+
+
+@pytest.mark.full  # make test has it in tests/real/test_pauses.py
+def test_nobody_keeps_a_paused_job_suspended(
+    testbed: Testbed, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "WAIT_FOR_CORES_S", 1.0)
+    site = hungry_site(testbed)
+    daemon, resident, guest = share(site, **STRICT)
+    assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
+    node = site.jobs()[guest].nodes[0]
+    held = sum(node in job.nodes for job in site.jobs().values() if job.running and not job.stands_still)
+    greedy = as_user(site, SLEEP, f"--nodelist={node}", "--ntasks=1", f"--cpus-per-task={CPUS_PER_NODE - held}")
+    site.wait_running([greedy])
+    site.testbed.run(["scancel", resident])
+    goes_on = after_ticks(site, daemon, lambda: site.jobs()[guest].state == "RUNNING")
+    verdict("taking a paused job's cores with a long CPU job", "it goes on",
+            "it goes on" if goes_on else f"it is {site.jobs()[guest].state}")  # fmt: skip
+
+
+def test_who_idles_beside_its_guest_gets_nobody_paused(testbed: Testbed, verdict: Verdict) -> None:
+    """It was hungry alone. When a neighbour is about to come it does next to nothing, on a card with time to spare."""
+    site = hungry_site(testbed, guest_activity_pct=30.0)
+    mark = testbed.layout.home / "idle"
+    lazy = workload(4, 1, 1024, work_s=600, epochs=200)
+    idles = f"{HUNGRY} & hungry=$!; until [ -e {mark} ]; do sleep 0.1; done; kill $hungry; exec {lazy}"
+    jobs = Sharers(resident=idles, guest=endless(30, 10, 1024), before_guest=mark.touch)
+    daemon, resident, guest = share(site, jobs, **STRICT)
+
+    def measured() -> bool:
+        record = site.store.live.of_jobs({int(resident)}).get(int(resident))
+        stat = record.shared.stats.get(ACTIVITY) if record else None
+        return stat is not None and stat.n >= 3 * MIN_SAMPLES
+
+    assert after_ticks(site, daemon, measured), site.picture()
+    for _ in range(3):
+        tick(site, daemon)
+    done = kinds(site, guest) & {"paused", "requeued", "slowed"}
+    broken = site.store.conduct.broken_promises()
+    verdict("idling beside a neighbour to have it paused", "nothing is done to it, no promise counts as broken",
+            f"{'nothing' if not done else sorted(done)} is done to it, {'no' if not broken else len(broken)} promise "
+            "counts as broken")  # fmt: skip
+
+
+def test_arrays_do_not_hold_a_tick(site: Site, verdict: Verdict) -> None:
+    """Each task has a lease of its own, which the helper ends by a change of its own."""
+    for _ in range(3):
+        argv = ["sbatch", "--gpus=1", "--mem=100", "--array=0-999", f"--comment=gpushare:{TOKENS[1]}"]
+        site.testbed.run(argv, user=USER, input="#!/bin/sh\ntrue\n", cwd=home_of(site.testbed))
+    until(lambda: len(site.jobs()) >= 3000)
+    report = site.tick()
+    ended = sum(count for what, count in report.outcomes.items() if what.startswith("wait:"))
+    verdict("three arrays of a thousand tasks with leases", "bounded changes in a tick, all are seen",
+            f"{'bounded' if ended <= LEASES_A_TICK else ended} changes in a tick, "
+            f"{'all' if report.jobs >= 3000 else report.jobs} are seen")  # fmt: skip
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.full)])
+def test_directories_in_the_spool_are_tried_once(
+    site: Site, verdict: Verdict, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    incoming = site.config.spool_dir / "incoming"
+    made = f"cd {incoming} && seq -f 'd%.0f.rec/in' {count} | xargs mkdir -p"
+    site.testbed.run(["sh", "-c", made], user=USER, cwd=home_of(site.testbed), timeout_s=600)
+    daemon, tried = site.daemon(), []
+    remove = Spool._remove_directory
+    monkeypatch.setattr(Spool, "_remove_directory", lambda spool, path: (tried.append(path), remove(spool, path)))
+    tick(site, daemon)
+    first = len(tried)
+    tried.clear()
+    for _ in range(2):
+        tick(site, daemon)
+    once = (first, len(tried)) == (count, 0)
+    verdict(f"{count:,} full directories in the spool", "ticks, each is tried once",
+            f"ticks, {'each is tried once' if once else f'{first} are tried, then {len(tried)}'}")  # fmt: skip
+
+
+def test_srun_does_not_share_behind_the_hooks_back(site: Site, verdict: Verdict) -> None:
+    """The hook leaves srun alone and says so; the helper tags jobs that the hook has missed."""
+    missed = site.submit(0, "--begin=now+1hour")
+    site.testbed.run(["scontrol", "update", f"JobId={missed}", "AdminComment="])
+    before = set(site.jobs())
+    argv = ["srun", "--gres=gpu:1", "--mem=100", f"--comment=gpushare:{TOKENS[1]}", "sleep", "600"]
+    argv, env = site.testbed.command(argv, user=USER)
+    with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL, cwd="/") as srun:
+        try:
+            until(lambda: any(job.running for key, job in site.jobs().items() if key not in before))
+            site.tick()
+            jobs = site.jobs()
+            tags = [jobs[key].tag for key in jobs if key not in before]
+        finally:
+            srun.kill()
+            site.testbed.run(["scancel", *(key for key in site.jobs() if key not in before)], check=False)
+    verdict("sharing by srun, which the hook leaves alone", "the batch job is tagged, srun's is not",
+            f"the batch job is {'tagged' if jobs[missed].tag else 'not tagged'}, "
+            f"srun's is {'not' if tags == [None] else tags}")  # fmt: skip

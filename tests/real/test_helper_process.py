@@ -1,0 +1,91 @@
+"""The backfill helper on a real Slurm: the process, its absence, and what others learn from it."""
+
+from __future__ import annotations
+
+import pwd
+import signal
+import subprocess
+import sys
+
+import pytest
+from helper_kit import SLEEP, TOKENS, Site
+
+from slurm_gpushare.testbed.experiment.submitting import submit
+from slurm_gpushare.testbed.slurm.processes import wait_until
+from slurm_gpushare.testbed.slurm.testbed import Testbed
+
+
+@pytest.fixture
+def site(testbed: Testbed) -> Site:
+    return Site(testbed)
+
+
+def test_one_helper_at_a_time_and_a_stop_that_the_hook_sees(site: Site) -> None:
+    with site.process() as helper:
+        second = subprocess.run(
+            [sys.executable, "-m", "slurm_gpushare", "backfill", "--once"],
+            env=site.testbed.env,
+            capture_output=True,
+            text=True,
+        )
+        assert second.returncode == 1
+        assert str(helper.pid) in second.stderr
+        helper.send_signal(signal.SIGHUP)
+        job = site.submit(0)
+        site.wait_running([job])
+        log = site.testbed.dir / "log" / "backfill.log"
+        site.configure(Policy="off")
+        assert wait_until(lambda: "event=reload policy=off" in log.read_text(), 60), "no signal is needed"
+        helper.send_signal(signal.SIGTERM)
+        assert helper.wait(60) == 0
+    assert not site.alive(), "a helper that stops says so"
+    assert "event=reload policy=gpushare" in log.read_text()
+    assert "event=stop" in log.read_text()
+
+
+def test_a_job_submitted_while_the_helper_is_away_keeps_its_token_and_its_request(site: Site) -> None:
+    from slurm_gpushare.store.hookfile import HookFile
+
+    HookFile(site.config.hook_file).beat(0)
+    site.testbed.wait_for_hook(3)  # it may still have the last test's file open
+    job = site.submit(0)
+    before = site.jobs()[job]
+    site.tick()
+    after = site.jobs()[job]
+    for seen in (before, after):
+        assert seen.tag is not None
+        assert (seen.tag.token, seen.tag.original, seen.tag.lease) == (TOKENS[0], None, False)
+    assert after.per_node == before.per_node
+
+
+def test_a_token_belongs_to_whoever_submitted_with_it_first(site: Site) -> None:
+    new = "gs-" + "z" * 19 + "7"
+    options = ("--gres=gpu:1", "--mem=100", "--output=/dev/null", "--hold", f"--comment=gpushare:{new}")
+    for user in ("games", "man"):
+        submit(site.testbed, SLEEP, *options, user=user)
+    site.tick()
+    assert site.store.workloads.owners_by_token([new]) == {new: pwd.getpwnam("games").pw_uid}
+    assert site.store.counters.all()["ticks"] == 1
+
+
+def test_a_job_explains_itself_to_whoever_asks(site: Site) -> None:
+    jobs = [site.submit(number) for number in range(5)]
+    daemon = site.daemon("fcfs")
+    with site.environment():
+        daemon.once()
+        site.wait_running(jobs)
+        daemon.once()
+    guest = next(
+        job for job in jobs if {d.kind for d in site.store.decisions.of_job(int(job))} & {"beside", "together"}
+    )
+    command = [sys.executable, "-m", "slurm_gpushare", "job", guest]
+    told = site.testbed.run(command).stdout
+    assert f"Job {guest}: RUNNING" in told
+    assert "still with job" in told
+    assert "expected, not measured" in told
+    as_another = site.testbed.run(command, user="games").stdout
+    assert "Shares       card gpu0:" in as_another, "what squeue shows anyway, and numbers"
+    assert "details of a job are for its owner" in as_another
+    missing = site.testbed.run([*command[:-1], "999999"], check=False)
+    assert missing.returncode == 2
+    assert "no job 999999" in missing.stderr

@@ -1,0 +1,25 @@
+"""Both backends on the same real queue, where pyslurm can be loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.pyslurm_backend import why_not
+from slurm_gpushare.testbed.experiment.submitting import submit
+from slurm_gpushare.testbed.slurm.testbed import Testbed
+
+
+def test_both_backends_say_the_same_of_one_queue(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in testbed.env.items():
+        monkeypatch.setenv(name, value)
+    commands = CommandSlurm()
+    if reason := why_not(commands.release):
+        pytest.skip(f"pyslurm cannot be used: {reason}")
+    for options in (["--gres=gpu:1"], ["--gpus=1"], ["--array=0-20:4", "--hold"], ["--comment=caf\xe9"]):
+        submit(testbed, "sleep 60", *options)
+    both = connect("pyslurm")
+    found = {job.key: job for job in both.jobs()}
+    expected = {job.key: job for job in commands.jobs()}
+    assert found == expected

@@ -1,0 +1,85 @@
+"""Nobody else notices: every way to ask for GPUs gives what it gives on plain Slurm, also without files of ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hook_testbed import USER, home_of, write_hook_file
+
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.site.end_to_end import try_forms
+from slurm_gpushare.site.request_forms import Form, GpusSeen, forms
+from slurm_gpushare.slurm.trial_jobs import Answer, TrialJobs
+from slurm_gpushare.testbed.slurm.configuration import PARTITION, UNMANAGED_PARTITION, version
+from slurm_gpushare.testbed.slurm.layout import GPU_MODEL, Shape
+from slurm_gpushare.testbed.slurm.testbed import Testbed
+
+
+def brief(testbed: Testbed) -> list[Form]:
+    found = forms(GPU_MODEL, testbed.shape.gpus, PARTITION, UNMANAGED_PARTITION, version(testbed.release))
+    return [form for form in found if form.brief]
+
+
+def try_on(testbed: Testbed, wanted: Sequence[Form]) -> list[GpusSeen]:
+    """As an ordinary user."""
+
+    def run(argv: Sequence[str], timeout_s: float) -> Answer:
+        try:
+            done = testbed.run(list(argv), user=USER, check=False, timeout_s=timeout_s)
+        except GpushareError:
+            return Answer(124, "", "")
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    return try_forms(wanted, TrialJobs(run, home_of(testbed)))
+
+
+def differences(seen: Sequence[GpusSeen]) -> list[str]:
+    return [f"{one.form}: {one.outcome} ({one.said})" for one in seen if not one.as_expected]
+
+
+@pytest.fixture(scope="module")
+def plain(slurm_suite: str | None, short_tmp: Path, testbed_session: Testbed) -> Iterator[Testbed]:
+    """Slurm without us."""
+    bed = Testbed(short_tmp / "plain").up(Shape(nodes=2, gpus=2), accounting=False, suite=slurm_suite, plain=True)
+    yield bed
+    bed.down(purge=True)
+
+
+def test_plain_slurm_gives_what_we_say_it_gives(plain: Testbed) -> None:
+    assert differences(try_on(plain, brief(plain))) == []
+
+
+def test_with_us_nobody_else_notices(testbed: Testbed) -> None:
+    write_hook_file(testbed)
+    assert differences(try_on(testbed, brief(testbed))) == []
+
+
+def test_without_gpushare_conf_nobody_notices_either(testbed: Testbed) -> None:
+    testbed.layout.gpushare_conf.unlink()
+    testbed.wait_for_hook()
+    assert differences(try_on(testbed, brief(testbed))) == []
+
+
+def test_nor_without_any_other_file_of_ours(testbed: Testbed) -> None:
+    """job_submit.lua is taken from under a slurmctld that runs; cli_filter.lua alone must stay."""
+    etc = testbed.layout.etc
+    for path in (etc / "job_submit.lua", testbed.layout.gpushare_conf):
+        path.unlink()
+    for name in ("prolog.sh", "epilog.sh", "task_prolog.sh"):
+        (etc / name).write_text("#!/bin/sh\n/nowhere/gpushare\nexit 0\n")
+    testbed.wait_for_hook()
+    assert differences(try_on(testbed, brief(testbed))) == []
+
+
+def test_doctor_says_what_a_user_sees(testbed: Testbed) -> None:
+    write_hook_file(testbed)
+    command = [sys.executable, "-m", "slurm_gpushare", "doctor", "--end-to-end", "--brief", "--json"]
+    done = testbed.run(command, user=USER, cwd=home_of(testbed), timeout_s=300)
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert {finding["level"] for finding in found.values()} == {"pass"}
+    assert found["sbatch --gpus=v100:1"]["found"] == "sees 1 GPU"
+    assert list(home_of(testbed).iterdir()) == []

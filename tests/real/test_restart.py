@@ -1,0 +1,125 @@
+"""slurmctld restarts while jobs share: what each release makes of it, and what is said and done about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from helper_kit import Site
+from pair_kit import after_ticks, hungry_site, kinds, share
+
+from slurm_gpushare.coschedule.daemon import Daemon
+from slurm_gpushare.coschedule.tick import TickReport
+from slurm_gpushare.slurm.release import parse_release
+from slurm_gpushare.testbed.slurm.processes import marked_pids, wait_until
+from slurm_gpushare.testbed.slurm.reset import idle_nodes
+from slurm_gpushare.testbed.slurm.testbed import Testbed
+
+
+@pytest.fixture
+def site(testbed: Testbed) -> Site:
+    return Site(testbed)
+
+
+def keeps_shards(site: Site) -> bool:
+    return parse_release(site.testbed.release).keeps_whole_gpus_apart
+
+
+def five_on_four_cards(site: Site) -> tuple[Daemon, list[str]]:
+    """Two of them share."""
+    jobs = [site.submit(number) for number in range(5)]
+    daemon = site.daemon("fcfs")
+    tick(site, daemon)
+    site.wait_running(jobs)
+    assert tick(site, daemon).pairs == 1, site.picture()
+    return daemon, jobs
+
+
+def tick(site: Site, daemon: Daemon) -> TickReport:
+    with site.environment():
+        return daemon.once()
+
+
+def lost_shards(site: Site) -> bool:
+    """Whether doctor says so."""
+    done = site.testbed.run([sys.executable, "-m", "slurm_gpushare", "doctor", "--json"], check=False)
+    return any(finding["check"] == "lost-shards" for finding in json.loads(done.stdout))
+
+
+def test_sharers_keep_their_shards(site: Site) -> None:
+    if not keeps_shards(site):
+        pytest.skip("22.05 loses them: the other test")
+    daemon, jobs = five_on_four_cards(site)
+    before = {key: (job.nodes, job.per_node) for key, job in site.jobs().items()}
+    site.testbed.restart("slurmctld")
+    assert wait_until(lambda: tick(site, daemon).pairs == 1, 60), site.picture()
+    assert {key: (job.nodes, job.per_node) for key, job in site.jobs().items() if job.running} == before
+    assert len(site.store.sharing.open()) == 1, "the same two share as before"
+    assert not lost_shards(site)
+    guest = site.submit(5)
+    assert wait_until(lambda: tick(site, daemon).pairs == 2, 120), site.picture()
+    site.testbed.run(["scancel", *jobs, guest])
+    idle_nodes(site.testbed)
+    used = site.testbed.run(["sinfo", "-h", "-N", "-O", "gresused:0"]).stdout
+    assert "shard:v100_0:0" in used
+    assert "shard:v100_0:1" not in used, "no shard is left in use"
+
+
+def test_22_05_loses_shards_which_is_said_and_can_be_mended(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    if keeps_shards(site):
+        pytest.skip("this Slurm keeps them: the other test")
+    caplog.set_level(logging.INFO)
+    daemon, jobs = five_on_four_cards(site)
+    site.testbed.restart("slurmctld")
+    assert wait_until(lambda: site.testbed.run(["sinfo", "-h", "-N", "-t", "mix"]).stdout.count("gpu") >= 2, 60)
+    tick(site, daemon)
+    assert any(message.startswith("event=lost-shards node=gpu0 ") for message in caplog.messages), caplog.messages
+    assert lost_shards(site)
+    assert set(jobs) <= {key for key, job in site.jobs().items() if job.running}, "they run on"
+
+    # What doctor says: drain, wait until they are empty, restart slurmctld, resume.
+    site.testbed.run(["scontrol", "update", "nodename=gpu[0-1]", "state=drain", "reason=shards"])
+    site.testbed.run(["scancel", *jobs])
+    assert wait_until(lambda: not any(job.running for job in site.jobs().values()), 60), site.picture()
+    site.testbed.restart("slurmctld")
+    site.testbed.run(["scontrol", "update", "nodename=gpu[0-1]", "state=resume"], check=False)  # idle already, or not
+    assert wait_until(lambda: not lost_shards(site), 60), site.picture()
+    tick(site, daemon)
+    assert "event=shards-back node=gpu0" in caplog.messages
+    sharers = [site.submit(number) for number in range(5, 10)]
+    tick(site, daemon)
+    site.wait_running(sharers)
+
+
+def test_a_pause_that_a_killed_slurmctld_forgot_ends_all_the_same(testbed: Testbed) -> None:
+    if not parse_release(testbed.release).keeps_whole_gpus_apart:
+        pytest.skip("22.05 does not always let such a job go on: docs/reliability.md")
+    site = hungry_site(testbed)
+    daemon, resident, guest = share(site, resident_budget_pct=1.0, pause_most_pct=100.0)
+    assert after_ticks(site, daemon, lambda: "paused" in kinds(site, guest)), site.picture()
+    testbed.kill("slurmctld")  # it saves its state some seconds later
+    testbed.restart("slurmctld")
+    assert wait_until(lambda: bool(site.jobs()), 60)
+    testbed.run(["scancel", resident])
+
+    def goes_on() -> bool:
+        job = site.jobs()[guest]
+        return job.state == "RUNNING" and (job.tag is None or job.tag.paused is None) and works(testbed)
+
+    assert after_ticks(site, daemon, goes_on), site.picture()
+    assert "resumed" in kinds(site, guest)
+
+
+def works(testbed: Testbed) -> bool:
+    """Whether none of the testbed's processes stands still."""
+    return not any(state(pid) == "T" for pid in marked_pids(testbed.dir))
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

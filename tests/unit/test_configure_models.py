@@ -1,0 +1,110 @@
+"""Configure on a cluster with GPUs of several models: only those that share are renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_gpushare.errors import BadInput
+from slurm_gpushare.site.configure import Choice, Install, choose, pieces
+from slurm_gpushare.site.current_setup import SiteSetup
+from slurm_gpushare.site.gres_file import Device, autodetect, devices
+from slurm_gpushare.slurm.configuration import Partition
+from slurm_gpushare.slurm.gres import Usage, parse_gres
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.release import parse_release
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL = Install(Path("/opt/python"), ROOT / "lua_bridge", ROOT / "prolog")
+GRES_CONF = """\
+AutoDetect=nvml  # found on all nodes
+NodeName=v[0-1] Name=gpu Type=v100 File=/dev/nvidia[0-1] Cores=0-7
+nodename=v0 name=gpu type=v100 file=/dev/nvidia2
+"""
+
+
+def node(name: str, gres: str) -> Node:
+    return Node(
+        name, frozenset({"idle"}), True, parse_gres(gres), Usage(frozenset(), {}, True), (), 64, 0, 1000, 0, ("gpu",)
+    )
+
+
+def site(nodes: Mapping[str, str], gres_conf: str = "") -> SiteSetup:
+    return SiteSetup(
+        release=parse_release("24.11.5"),
+        config={"SelectType": "select/cons_tres"},
+        nodes=tuple(node(name, gres) for name, gres in nodes.items()),
+        partitions=(Partition("gpu", None, {}),),
+        limits=(),
+        etc=Path("/etc/slurm"),
+        files={"gres.conf": gres_conf},
+    )
+
+
+MIXED = {"v0": "gpu:v100:2", "v1": "gpu:v100:2", "ampere": "gpu:a100:4", "both": "gpu:v100:1,gpu:a100:1"}
+
+
+def texts(facts: SiteSetup, choice: Choice) -> dict[str, str]:
+    return {piece.name: piece.text for piece in pieces(facts, choice, INSTALL)}
+
+
+def test_nodes_of_another_model_stay_what_they_are() -> None:
+    facts = site(MIXED)
+    written = texts(facts, choose(facts, ["gpu"], ["v100"], None))
+    for name in ("slurm.conf", "gres.conf", "job_submit.lua"):
+        assert "v0,v1" in written[name]
+        assert "a100" not in written[name]
+    assert "ampere" not in written["gres.conf"]
+    assert "both" not in written["gres.conf"]
+    assert "GpusPerNode=2" in written["gpushare.conf"]
+
+
+def test_several_models_share_each_for_itself() -> None:
+    facts = site(MIXED)
+    written = texts(facts, choose(facts, ["gpu"], ["v100", "a100"], None))
+    assert "Gres=gpu:v100_0:1,gpu:v100_1:1,shard:4 Feature=v100" in written["slurm.conf"]
+    assert "Gres=gpu:a100_0:1,gpu:a100_1:1,gpu:a100_2:1,gpu:a100_3:1,shard:8 Feature=a100" in written["slurm.conf"]
+    assert "NodeName=v0,v1 AutoDetect=off Name=gpu Type=v100_1" in written["gres.conf"]
+    assert "NodeName=ampere AutoDetect=off Name=gpu Type=a100_3" in written["gres.conf"]
+    assert "both" not in written["gres.conf"], "a node with cards of two models has no one feature"
+    assert "GpuModel=v100,a100" in written["gpushare.conf"]
+    for name in ("job_submit.lua", "cli_filter.lua"):
+        known = '{ models = { ["a100"] = "ampere", ["v100"] = "v0,v1" }, gpus = { ["a100"] = 4, ["v100"] = 2 } }'
+        assert known in written[name]
+
+
+def test_what_was_decided_about_models_stays_decided() -> None:
+    facts = replace(site(MIXED), files={"gpushare.conf": "GpuModel=a100,v100\nPartitions=gpu\n"})
+    assert choose(facts, [], [], None).gpu_models == ("a100", "v100")
+
+
+def test_other_nodes_go_on_detecting_their_gpus() -> None:
+    written = texts(site(MIXED), Choice(("gpu",), ("v100",), 2))["gres.conf"]
+    assert "NodeName=v0,v1 AutoDetect=off Name=gpu Type=v100_0" in written
+    assert "\nAutoDetect=off" not in written
+    alone = texts(site({"v0": "gpu:v100:2"}), Choice(("gpu",), ("v100",), 2))["gres.conf"]
+    assert "\nAutoDetect=off\n" in alone
+
+
+def test_a_model_that_no_node_has_is_a_mistake() -> None:
+    with pytest.raises(BadInput, match="h100"):
+        choose(site(MIXED), ["gpu"], ["v100", "h100"], None)
+    with pytest.raises(BadInput, match="several types"):
+        choose(site(MIXED), ["gpu"], [], None)
+
+
+def test_device_files_are_those_of_gres_conf() -> None:
+    assert devices(GRES_CONF, "v1") == (Device("/dev/nvidia0", "Cores=0-7"), Device("/dev/nvidia1", "Cores=0-7"))
+    assert [device.file for device in devices(GRES_CONF, "v0")][2] == "/dev/nvidia2"
+    written = texts(site({"v1": "gpu:v100:2"}, GRES_CONF.replace("/dev/", "/bed/")), Choice(("gpu",), ("v100",), 2))
+    assert "Type=v100_1 File=/bed/nvidia1 Cores=0-7" in written["gres.conf"]
+
+
+def test_a_nodes_own_line_decides_whether_it_detects() -> None:
+    assert autodetect(GRES_CONF, "v0") == "nvml"
+    assert autodetect(GRES_CONF + "NodeName=v0 AutoDetect=off\n", "v0") == "off"
+    assert autodetect("AutoDetect=off\nNodeName=v0 AutoDetect=nvml\n", "v0") == "nvml"
+    assert autodetect("", "v0") == "off"

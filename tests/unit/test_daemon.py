@@ -1,0 +1,192 @@
+"""The helper's loop when its ticks fail: it waits longer each time, and goes on with another store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.coschedule import daemon as daemon_module
+from slurm_gpushare.coschedule import wakeup
+from slurm_gpushare.coschedule.daemon import Daemon, backfill
+from slurm_gpushare.coschedule.pairs.learner import base_name
+from slurm_gpushare.knowledge.shipped import default_kb
+from slurm_gpushare.slurm.errors import ControllerDown
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.release import Release
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.store.published import read_public
+from slurm_gpushare.store.sharing import Observation
+
+
+class EmptySlurm:
+    """A Slurm without jobs, or one that does not answer; `on_tick` may do what happens between two looks."""
+
+    name, release, calls = "commands", Release(24, 11, 5), 0
+
+    def __init__(self, on_tick: Callable[[int], None]) -> None:
+        self._on_tick, self.ticks = on_tick, 0
+
+    def jobs(self, only: Iterable[str] = ()) -> list[Job]:
+        self.ticks += 1
+        self._on_tick(self.ticks)
+        return []
+
+    def nodes(self, only: Iterable[str] = ()) -> list[Node]:
+        return []
+
+    def config(self) -> dict[str, str]:
+        return {}
+
+    def partitions(self) -> list[object]:
+        return []
+
+    reservations = partitions
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    places = {"StoreUrl": f"sqlite:///{tmp_path}/store.sqlite", "HookFile": f"{tmp_path}/hook.sqlite",
+              "SpoolDir": f"{tmp_path}/spool", "StateDir": f"{tmp_path}/state", "PublicDir": f"{tmp_path}/public",
+              "Partitions": "gpu", "TickSeconds": "1", "EpilogHold": "0"}  # fmt: skip
+    path = tmp_path / "gpushare.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in places.items()))
+    return load_config(path)
+
+
+def test_failures_make_the_pause_longer_and_news_do_not_shorten_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time passes only in sleeps, and a record arrives in each of them."""
+    clock, ticks_at = [0.0], [0.0]
+    changes = iter(range(10_000))
+
+    def sleep(seconds: float) -> None:
+        clock[0] += max(seconds, 0.01)
+
+    def answer(tick: int) -> None:
+        ticks_at.append(clock[0])
+        if tick == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif tick < 7:
+            raise ControllerDown("squeue: no answer")
+
+    monkeypatch.setattr(wakeup, "changed_at", lambda paths: (next(changes),))
+    monkeypatch.setattr(wakeup, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    with Store.create(config.store_url) as store:
+        assert Daemon(config, EmptySlurm(answer), store).run()  # type: ignore[arg-type]
+    pauses = [later - earlier for earlier, later in pairwise(ticks_at[1:])]
+    assert [round(pause) for pause in pauses[:6]] == [2, 4, 8, 16, 30, 30]
+    assert pauses[6] < 2, "below the first of the longer pauses"
+
+
+@pytest.mark.parametrize("fault", ["deleted", "replaced"])
+def test_the_helper_goes_on_with_the_store_that_is_there(
+    config: Config, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "store.sqlite"
+    caplog.set_level(logging.INFO, "gpushare")
+    monkeypatch.setattr(daemon_module, "LONGEST_PAUSE_S", 0.01)
+
+    def answer(tick: int) -> None:
+        if tick == 2:
+            with Store(config.store_url) as store:
+                store.counters.add({"before": 1})
+            if fault == "replaced":
+                with Store.create(f"sqlite:///{tmp_path}/other.sqlite") as store:
+                    store.counters.add({"another": 1})
+                (tmp_path / "other.sqlite").rename(path)
+            else:
+                path.unlink()
+        if tick == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    slurm = EmptySlurm(answer)
+    backfill(config, slurm, once=False, dry_run=False, policy=None)  # type: ignore[arg-type]
+    assert slurm.ticks >= 4
+    with Store(config.store_url) as store:
+        counters = store.counters.all()
+        assert store.live.heartbeat_s()
+    assert counters.get("another" if fault == "replaced" else "before") == 1, "knowledge is lost"
+    assert fault in caplog.text
+
+
+def test_old_decisions_are_forgotten_once_a_day_without_being_asked(config: Config) -> None:
+    def said(store: Store) -> list[str]:
+        return sorted(decision.kind for decision in store.decisions.of_jobs([1, 2]))
+
+    now_s = int(time.time())
+    long_ago_s = now_s - 400 * 86_400
+    with Store.create(config.store_url) as store:
+        store.decisions.add([Decision(1, long_ago_s, "old"), Decision(2, now_s - 86_400, "new")])
+        daemon = Daemon(config, EmptySlurm(lambda tick: None), store)  # type: ignore[arg-type]
+        daemon.once()
+        assert said(store) == ["new"]
+        store.decisions.add([Decision(1, long_ago_s, "old"), Decision(2, now_s, "last")])
+        daemon.once()
+        assert said(store) == ["last", "new", "old"], "not twice a day"
+
+
+@pytest.mark.slow
+def test_a_week_of_ticks_leaves_memory_files_and_threads_as_they_were(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look every five minutes for a week, with time that the test makes."""
+    clock = [time.time() - 7 * 86_400]
+    monkeypatch.setattr(daemon_module.time, "time", lambda: clock[0])
+    process = psutil.Process()
+    seen: list[tuple[int, int, int, int]] = []
+    with Store.create(config.store_url) as store:
+        daemon = Daemon(config, EmptySlurm(lambda tick: None), store)  # type: ignore[arg-type]
+        for tick in range(2016):
+            clock[0] += 300
+            daemon.once()
+            if tick in (200, 2015):
+                size = (store.database.path or Path()).stat().st_size
+                seen.append((process.memory_info().rss >> 20, process.num_fds(), process.num_threads(), size >> 10))
+    (rss, files, threads, size), (last_rss, last_files, last_threads, last_size) = seen
+    assert last_rss <= rss + 8
+    assert (last_files, last_threads) == (files, threads)
+    assert last_size <= size + 64
+
+
+def test_the_helper_takes_a_knowledge_base_on_sighup_and_status_names_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was learned stays: it is in the store."""
+    caplog.set_level(logging.INFO, "gpushare")
+    told: list[str] = []
+    base = replace(default_kb(), source="the site's own pairs")
+    tokens = ["gs-" + "a" * 20, "gs-" + "b" * 20]
+
+    def answer(tick: int) -> None:
+        told.append(read_public(config.public_dir).knowledge if tick > 1 else "")
+        if tick == 2:
+            with Store(config.store_url) as store:
+                store.knowledge.put({base_name("V100"): base.to_json()})
+            os.kill(os.getpid(), signal.SIGHUP)
+        elif tick == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(config.state_dir / "gpushare.conf.good"))
+    with Store.create(config.store_url) as store:
+        store.observations.add([Observation("x", "V100", *tokens, 0.5, 1.0, 1)])
+        helper = Daemon(config, EmptySlurm(answer), store)  # type: ignore[arg-type]
+        assert helper.run()
+        learned = helper._knowledge.on("V100").rates(tokens[:1], tokens[1:]).mean[0, 0]
+    assert "the site's own pairs" not in told[1]
+    assert "the site's own pairs" in told[3]
+    assert "the site's own pairs" in caplog.text
+    assert learned < default_kb().knowledge().rates(tokens[:1], tokens[1:]).mean[0, 0] - 0.05

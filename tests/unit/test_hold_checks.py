@@ -1,0 +1,115 @@
+"""Doctor about the hold, and about the right to pause."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_gpushare.config import Config, parse_config
+from slurm_gpushare.coschedule.emptied.board import Board
+from slurm_gpushare.site.current_setup import SiteSetup
+from slurm_gpushare.site.finding import Finding, Level
+from slurm_gpushare.site.hold_checks import hold_board, hold_setup
+from slurm_gpushare.site.slurm_checks import pausing
+from slurm_gpushare.slurm.release import Release
+
+OURS = {"SlurmUser": "slurm(64030)", "EpilogSlurmctld": "/etc/slurm/gpushare_epilog_slurmctld"}
+
+
+def setup_findings(settings: str = "", **slurm_conf: str) -> dict[str, Finding]:
+    conf = OURS | slurm_conf
+    facts = SiteSetup(Release(24, 11, 5), conf, (), (), None, Path("/etc/slurm"), {}, is_controller=False)
+    return {finding.check: finding for finding in hold_setup(facts, parse_config(settings))}
+
+
+def test_a_site_in_order_passes() -> None:
+    assert {finding.level for finding in setup_findings().values()} == {Level.PASS}
+    assert {finding.level for finding in setup_findings("SlurmUser=64030").values()} == {Level.PASS}
+
+
+def test_complete_wait_is_named_unless_slurm_is_told_to_go_on() -> None:
+    assert "CompleteWait" in setup_findings(CompleteWait="30 sec")["hold"].found
+    careful = setup_findings(CompleteWait="30 sec", SchedulerParameters="reduce_completing_frag")
+    assert careful["hold"].level is Level.PASS
+
+
+def test_a_controller_that_does_not_wake_the_helper_is_named() -> None:
+    assert setup_findings(EpilogSlurmctld="(null)")["hold"].level is Level.WARN
+    assert setup_findings(EpilogSlurmctld="/opt/site/epilog")["hold"].level is Level.WARN
+
+
+def test_another_slurm_user_than_the_real_one_is_a_failure() -> None:
+    assert setup_findings("SlurmUser=games")["hold-user"].level is Level.FAIL
+
+
+def test_a_hold_that_is_off_needs_nothing() -> None:
+    assert setup_findings("EpilogHold=0", EpilogSlurmctld="", CompleteWait="9 sec")["hold"].level is Level.PASS
+
+
+class TestPausing:
+    @pytest.fixture
+    def hook_file(self, tmp_path: Path) -> Path:
+        path = tmp_path / "hook.sqlite"
+        path.touch()
+        return path
+
+    def found(self, settings: str, **slurm_conf: str) -> Finding:
+        facts = SiteSetup(Release(24, 11, 5), OURS | slurm_conf, (), (), None, Path("/etc/slurm"), {})
+        (finding,) = pausing(facts, parse_config(settings))
+        return finding
+
+    def test_a_helper_of_slurm_users_or_roots_may_suspend(self, hook_file: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(hook_file, 64030, -1)
+        ours = {"SlurmUser": f"slurm({hook_file.stat().st_uid})"}
+        assert self.found(f"HookFile={hook_file}", **ours).level is Level.PASS
+        assert self.found("HookFile=/nowhere/hook.sqlite").level is Level.PASS, "no helper has run"
+
+    def test_a_helper_of_somebody_elses_is_named(self, hook_file: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(hook_file, pwd.getpwnam("games").pw_uid, -1)
+        finding = self.found(f"HookFile={hook_file}", SlurmUser="slurm(1)")
+        assert finding.level is Level.WARN
+        assert "promises are only watched" in finding.found
+
+    def test_slurm_that_suspends_jobs_itself_is_named(self) -> None:
+        assert self.found("", PreemptMode="SUSPEND,GANG").level is Level.WARN
+        assert self.found("OnSlowdown=report", PreemptMode="SUSPEND,GANG").level is Level.PASS
+
+
+class TestOnANode:
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Config:
+        return parse_config(f"SpoolDir={tmp_path}\nStateDir={tmp_path}\nSlurmUser={os.getuid()}\n")
+
+    def found(self, config: Config) -> Finding:
+        (finding,) = hold_board(config)
+        return finding
+
+    def test_no_board_no_hold(self, config: Config) -> None:
+        assert self.found(config).level is Level.WARN
+
+    def test_a_board_that_can_be_read_passes_with_what_this_node_held(self, config: Config) -> None:
+        board = Board(config.spool_dir)
+        board.open()
+        now_ms = round(1000 * time.time())
+        board.publish(1, now_ms + 5000)
+        assert self.found(config).found == "somebody waits for a card"
+        (config.state_dir / "nodes" / "n0").mkdir(parents=True)
+        (config.state_dir / "nodes" / "n0" / "holds").write_text(
+            f"{now_ms - 900} {now_ms - 400} 1 1 7\n{now_ms - 90_000} {now_ms - 89_000} 1 0 6\n"
+        )
+        assert "1 holds of 0.5 s in all, 1 answered" in self.found(config).found
+        board.publish(2, 0)
+        assert self.found(config).found.startswith("nobody waits")
+
+    def test_a_board_that_others_can_write_is_a_failure(self, config: Config) -> None:
+        board = Board(config.spool_dir)
+        board.open()
+        board.publish(1, 0)
+        board.directory.chmod(0o777)
+        assert self.found(config).level is Level.FAIL

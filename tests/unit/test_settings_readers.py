@@ -1,0 +1,238 @@
+"""gpushare.conf has three readers: Python, the hook's Lua and the prolog's shell. They read the same thing."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from lua_hook import ROOT
+
+from slurm_gpushare.config import KEYS, Config, parse_config
+from slurm_gpushare.errors import ConfigError
+from slurm_gpushare.last_good import settings_in_force
+
+SHELL_KEYS = {"partitions": "partitions", "state_dir": "state_dir", "dcgm_dir": "dcgm_job_mapping_dir",
+              "spool_dir": "spool_dir", "slurm_user": "slurm_user", "hold_s": "epilog_hold_s",
+              "framework_memory": "framework_memory"}  # fmt: skip
+LUA_NAMES = {"partitions", "shards_per_gpu", "gpu_models", "gpus_per_node", "def_cpu_per_gpu", "def_mem_per_gpu_mib",
+             "hook_file", "lease_s", "heartbeat_s", "policy", "raw_shards"}  # fmt: skip
+
+
+class Readers:
+    """The Lua and the shell reader, each in one process that stays: a new one for each input would take minutes."""
+
+    def __init__(self, directory: Path) -> None:
+        loop = f"""
+. {ROOT}/prolog/common.sh
+while IFS= read -r file; do
+  gs_parse_conf "$file" && echo good || echo bad
+  printf '%s\\0' "$gs_partitions" "$gs_state_dir" "$gs_dcgm_dir" "$gs_spool_dir" "$gs_slurm_user" "$gs_hold_s" \\
+    "$gs_framework_memory"
+  echo
+done"""
+        script = directory / "read.lua"
+        script.write_text(_LUA)
+        self._file = directory / "gpushare.conf"
+        self._shell = _started(["bash", "-c", loop])
+        self._lua = _started(["lua5.4", str(script), str(ROOT / "lua_bridge" / "gpushare_conf.lua")])
+
+    def close(self) -> None:
+        for process in (self._shell, self._lua):
+            assert process.stdin
+            process.stdin.close()
+            process.wait(10)
+
+    def _ask(self, process: subprocess.Popen[bytes]) -> tuple[bool, list[str]]:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(f"{self._file}\n".encode())
+        process.stdin.flush()
+        good = process.stdout.readline() == b"good\n"
+        return good, process.stdout.readline().decode().rstrip("\n").split("\0")[:-1]
+
+    def shell(self, text: str) -> dict[str, str] | None:
+        self._file.write_bytes(text.encode())
+        good, values = self._ask(self._shell)
+        return dict(zip(SHELL_KEYS, values, strict=True)) if good else None
+
+    def lua(self, text: str) -> dict[str, str] | None:
+        self._file.write_bytes(text.encode())
+        good, values = self._ask(self._lua)
+        return dict(zip(values[::2], values[1::2], strict=True)) if good else None
+
+
+_LUA = """
+local conf = dofile(arg[1])
+local function flat(value)
+  if type(value) ~= "table" then return tostring(value) end
+  local list = {}
+  for name, item in pairs(value) do list[#list + 1] = name .. (item == true and "" or ":" .. item) end
+  table.sort(list)
+  return table.concat(list, ",")
+end
+for path in io.lines() do
+  local file = io.open(path); local text = file:read("*a"); file:close()
+  local found = conf.parse(text)
+  print(found and "good" or "bad")
+  for name, value in pairs(found or {}) do io.write(name, "\\0", flat(value), "\\0") end
+  print(); io.flush()
+end
+"""
+
+
+def _started(argv: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
+    found = Readers(tmp_path_factory.mktemp("readers"))
+    yield found
+    found.close()
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, dict):
+        return ",".join(sorted(f"{name}:{number}" for name, number in value.items()))
+    if isinstance(value, tuple):
+        return ",".join(sorted(set(value)))
+    return "" if value is None else str(value)
+
+
+def _python(text: str) -> Config | None:
+    try:
+        return parse_config(text)
+    except ConfigError:
+        return None
+
+
+BLANKS = st.text(" \t\r", max_size=2)
+NAMES = st.sampled_from(
+    [key.name for key in KEYS] + [key.name.lower() for key in KEYS] + ["Nonsense", "", "Kéy", "\u212aey"]
+)
+VALUES = st.one_of(
+    st.sampled_from(["", "yes", "no", "gpu", "gpu, a b", "gpu,debug ,", "/x", "x", "0", "1", "2", "2.0", "2.5", ".5",
+                     "1e0", "64", "65", "007", "gpu:8", "gpu:8,debug:4", "gpu:x", "off", "DENY", "1_0", "\u0663", "nan",
+                     "24.11.5"]),
+    st.text(st.characters(blacklist_characters="\n\0", blacklist_categories=["Cs"]), max_size=8),
+)  # fmt: skip
+LINES = st.one_of(
+    st.builds("{}{}{}={}{}{}".format, BLANKS, NAMES, BLANKS, BLANKS, VALUES, BLANKS),
+    st.sampled_from(["", "# a comment", "Policy=off # with a reason", "no equals sign", "=", " = x"]),
+)
+FILES = st.lists(LINES, max_size=6).map("\n".join)
+OWN = {"shell": set(SHELL_KEYS.values()), "lua": LUA_NAMES | {"slurm_version"}}
+
+
+def _faults(text: str) -> set[str]:
+    """What is wrong with the file: attributes whose value is bad, or ``line`` for anything else."""
+    wrong = set()
+    lines = text.split("\n")
+    for key in KEYS:
+        kept = [
+            line for line in lines if line.partition("=")[0].split("#")[0].strip(" \t\r").lower() == key.name.lower()
+        ]
+        if len(kept) == 1 and _python(kept[0]) is None:
+            wrong.add(key.attribute)
+            lines.remove(kept[0])
+    return wrong if _python("\n".join(lines)) is not None else wrong | {"line"}
+
+
+@settings(max_examples=400)
+@given(FILES)
+@example("Partitions=gpu\x0bx")
+@example("Partitions=gpu\u2028StateDir=/x")
+@example("EpilogHold=02.00")
+def test_three_readers_read_the_same(readers: Readers, text: str) -> None:
+    config, wrong = _python(text), _faults(text)
+    shell, lua = readers.shell(text), readers.lua(text)
+    for found, own in ((shell, OWN["shell"]), (lua, OWN["lua"])):
+        assert (found is None) == bool(wrong & (own | {"line"})), (
+            f"only a value of another reader's key may pass: {wrong}"
+        )
+    if config is None:
+        return
+    assert shell is not None
+    assert lua is not None
+    for name, attribute in SHELL_KEYS.items():
+        value = getattr(config, attribute)
+        if name == "hold_s":
+            assert float(shell[name]) == value
+        elif name == "partitions":
+            assert set(filter(None, shell[name].split(","))) == set(value)
+        else:
+            assert shell[name] == _as_text(value)
+    assert {name: lua[name] for name in LUA_NAMES} == {name: _as_text(getattr(config, name)) for name in LUA_NAMES}
+
+
+def test_every_reader_knows_every_key(readers: Readers) -> None:
+    for key in KEYS:
+        assert readers.shell(f"{key.name}={key.default}") is not None
+        assert readers.lua(f"{key.name}={key.default}") is not None
+
+
+class TestTheLastGoodSettings:
+    @pytest.fixture
+    def conf(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        conf = tmp_path / "gpushare.conf"
+        conf.write_text("Partitions=gpu\nTickSeconds=7\n")
+        monkeypatch.setenv("GPUSHARE_CONF", str(conf))
+        monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(tmp_path / "lib" / "gpushare.conf.good"))
+        return conf
+
+    @pytest.mark.parametrize("fault", ["a bad line", "away", "not UTF-8"])
+    def test_they_stay_in_force_and_it_is_said(self, conf: Path, fault: str, caplog: pytest.LogCaptureFixture) -> None:
+        settings_in_force()
+        if fault == "away":
+            conf.unlink()
+        else:
+            conf.write_bytes(b"Partitions=gpu\nTickSecond=7\n" if fault == "a bad line" else b"Policy=\xff\n")
+        found = settings_in_force()
+        assert (found.partitions, found.tick_s, found.source) == (("gpu",), 7.0, conf)
+        assert "the last good settings stay in force" in caplog.text
+        assert str(conf) in caplog.text
+
+    def test_without_any_it_is_an_error(self, conf: Path) -> None:
+        conf.write_text("TickSecond=7\n")
+        with pytest.raises(ConfigError):
+            settings_in_force()
+
+    def test_a_mended_file_counts_again(self, conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+        settings_in_force()
+        conf.write_text("nonsense")
+        settings_in_force()
+        conf.write_text("Partitions=gpu\nTickSeconds=9\n")
+        caplog.set_level(logging.INFO)
+        caplog.clear()
+        assert settings_in_force().tick_s == 9.0
+        assert caplog.text == ""
+
+    def test_another_site_s_settings_are_not_taken(self, conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings_in_force()
+        monkeypatch.setenv("GPUSHARE_CONF", str(conf.with_name("other.conf")))
+        with pytest.raises(ConfigError):
+            settings_in_force()
+
+    def test_a_copy_is_no_more_public_than_its_file(self, conf: Path, tmp_path: Path) -> None:
+        conf.chmod(0o640)
+        settings_in_force()
+        assert (tmp_path / "lib" / "gpushare.conf.good").stat().st_mode & 0o777 == 0o640
+
+    @pytest.mark.parametrize("text", [None, "nonsense\n", "Partitions=gpu\nStateDir=relative\n"])
+    def test_the_prolog_and_the_epilog_take_them_too(self, conf: Path, tmp_path: Path, text: str | None) -> None:
+        conf.write_text(f"Partitions=gpu\nStateDir={tmp_path}/state\n")
+        settings_in_force()
+        if text is None:
+            conf.unlink()
+        else:
+            conf.write_text(text)
+        done = subprocess.run(
+            ["bash", "-c", f'. {ROOT}/prolog/common.sh; gs_read_conf && echo "$gs_partitions $gs_state_dir"'],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout == f"gpu {tmp_path}/state\n"
