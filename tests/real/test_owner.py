@@ -125,9 +125,10 @@ def test_an_owner_sees_cost_reasons_and_telemetry_and_another_user_only_numbers(
 def test_a_users_report_tells_of_own_jobs_what_the_administrators_tells(owners: Owners) -> None:
     owners.fresh_tick()
 
-    def reported() -> bool:  # accounting hears of a job a moment after it started
+    def reported() -> bool:  # accounting hears of a job some seconds after Slurm does, of a waiting one later still
         found = document(owners.testbed, "report", "-S", owners.since)
-        return {owners.ann, owners.bob} <= {job["job_id"] for job in found["jobs"] if job["partners"]}
+        partners = {job["job_id"]: job["partners"] for job in found["jobs"]}
+        return owners.waits in partners and bool(partners.get(owners.ann) and partners.get(owners.bob))
 
     assert wait_until(reported, 60)
     everything = {job["job_id"]: job for job in document(owners.testbed, "report", "-S", owners.since)["jobs"]}
