@@ -168,6 +168,15 @@ def test_who_came_last_is_paused_when_the_resident_is_about_to_lose_more_than_pr
     assert any(f";p={NOW}s" in word for word in tagged), "the tag says that it is ours, before anything stands still"
 
 
+def test_a_pause_ends_only_when_it_has_surely_reached_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, monkeypatch, guest_tag=f";p={NOW}s")
+    scene.pair = replace(scene.pair, guest=replace(scene.pair.guest, state="STOPPED"))
+    assert scene.watch.keeper.tidy(scene.view(NOW + 1), keep=set()) == []
+    assert scene.acts == []
+    assert [item.kind for item in scene.watch.keeper.tidy(scene.view(NOW + 3), keep=set())] == ["resumed"]
+    assert scene.acts == [["scancel", "--full", "--signal=CONT", "2"]]
+
+
 def test_who_goes_on_in_a_pause_is_not_paused_again_but_kept_apart_from_its_neighbour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,9 @@ from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.decisions import Decision
 
+LEAST_PAUSE_S = 2.0
+"""Slurm tells nodes of a pause and of its end in messages of their own. A node that gets them in the wrong order leaves
+the job standing still, so the end is said only when the pause has surely arrived."""
 WAIT_FOR_CORES_S = 60.0
 """A job that may go on waits so long for its cores, if others have them; then it shares them."""
 
@@ -164,6 +167,8 @@ class Keeper:
         return [explain.noted(job, "paused", view.now_s, pair.resident, why=why)]
 
     def _resume(self, job: Job, now_s: float, why: str, *, at_once: bool = False) -> list[Decision]:
+        if job.stands_still and job.tag and job.tag.paused and now_s - job.tag.paused.since_s < LEAST_PAUSE_S:
+            return []  # the next look does it
         since_s = self._may_go_on_s.setdefault(job.raw_id, now_s)
         patient = not at_once and now_s - since_s < WAIT_FOR_CORES_S
         applied = resume(self._slurm, job, now_s, patient=patient, stood_still=job.raw_id not in self.ran_on)
