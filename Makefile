@@ -33,7 +33,9 @@ test: lint ## all tests, on a real Slurm
 	$(READABLE) $(PY) -m pytest -q tests/real -m alone
 
 test-versions: setup ## the real-Slurm tests on Slurm 22.05, 24.11 and 26.05
-	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/real --slurm $$suite || exit 1; done
+	for suite in bookworm trixie forky; do \
+		$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests/real -m "not alone" --slurm $$suite && \
+		$(READABLE) $(PY) -m pytest -q tests/real -m alone --slurm $$suite || exit 1; done
 
 abuse: setup ## what hostile users may try, as a table, on Slurm 22.05, 24.11 and 26.05
 	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/abuse --slurm $$suite || exit 1; done

@@ -14,7 +14,7 @@ from slurm_gpushare.cli.main import gpushare
 from slurm_gpushare.config import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 COMMAND = re.compile(r"(?:^|[`$(|]|\s-- )gpushare ((?:[a-z-]+)(?: [a-z]+)?)((?: [^`|;)\n]*)?)", re.MULTILINE)
 
 
