@@ -16,11 +16,14 @@ from slurm_gpushare.store.arrivals import Inbox
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.maintenance import backup
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
+from slurm_gpushare.testbed.slurm import database
+from slurm_gpushare.testbed.slurm.layout import Layout
 
 UNIT = Path(__file__).parents[1] / "unit"
 MODULES = ("combine", "hookfile", "ingest", "killed", "memory", "privacy", "prune", "schema")
 
 
+@pytest.mark.timeout(1800)
 def test_the_unit_tests_of_the_store_pass(mariadb_url: str) -> None:
     files = [str(UNIT / f"test_store_{name}.py") for name in MODULES]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
@@ -80,3 +83,19 @@ def test_a_node_needs_no_right_but_to_insert_into_the_inbox(mariadb_url: str, ma
 def test_backup_points_to_the_databases_own_tool(mariadb_url: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="mariadb-dump"):
         backup(Database(mariadb_url), tmp_path / "copy")
+
+
+def test_a_new_data_directory_costs_no_other_server_its_temporary_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts empties its tmpdir of them: of two testbeds that began at once, one failed."""
+    for_all = tmp_path / "tmp"
+    for_all.mkdir()
+    monkeypatch.setenv("TMPDIR", str(for_all))
+    others = for_all / "#sql-temptable-2f-1-0.MAI"
+    others.touch()
+    layout = Layout(tmp_path / "db")
+    layout.root.mkdir()
+    database.prepare(layout)
+    assert others.exists()
+    assert (database.data_dir(layout) / "mysql").is_dir()

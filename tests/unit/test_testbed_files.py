@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -113,8 +114,31 @@ def test_ports_in_use_are_passed_over() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(GpushareError, match="1 free TCP ports are needed, 0 were found"):
-            free_ports(1, [port])
-    assert free_ports(1, [port]) == [port]
+            claimed(1, [port])
+    assert claimed(1, [port]) == [port]
+
+
+def test_a_port_that_another_testbed_is_about_to_use_is_passed_over() -> None:
+    """Its daemon listens some seconds later, until when the port looks free."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with free_ports(1, [port]), pytest.raises(GpushareError, match="0 were found"):
+        claimed(1, [port])
+    assert claimed(1, [port]) == [port]
+
+
+def test_ports_do_not_follow_from_a_seed() -> None:
+    random.seed(1)
+    first = claimed(8)
+    random.seed(1)
+    assert claimed(8) != first
+
+
+def claimed(count: int, candidates: list[int] | None = None) -> list[int]:
+    """Ports that were free for a moment."""
+    with free_ports(count, candidates) as ports:
+        return ports
 
 
 def test_a_pid_file_of_an_earlier_process_with_the_same_pid_is_stale(tmp_path: Path) -> None:

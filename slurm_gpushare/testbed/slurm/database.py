@@ -62,12 +62,15 @@ def answers(layout: Layout) -> bool:
 
 def prepare(layout: Layout, owner: str = "root") -> None:
     """Make the data directory, and an account of `owner` that may do anything and needs no password on the socket."""
+    data_dir(layout).mkdir(mode=0o700, exist_ok=True)
     made = subprocess.run(
         [
             "mariadb-install-db",
             "--no-defaults",
             "--user=root",
             f"--datadir={data_dir(layout)}",
+            # A server that starts removes every temporary table from its tmpdir, also another's, who then fails.
+            f"--tmpdir={data_dir(layout)}",
             "--auth-root-authentication-method=socket",
             f"--auth-root-socket-user={owner}",
             "--skip-test-db",

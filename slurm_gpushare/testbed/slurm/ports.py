@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.testbed.slurm.layout import Ports
@@ -26,21 +27,43 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_ports(count: int, candidates: Iterable[int] | None = None) -> list[int]:
-    """`count` different free ports; in random order, so that two testbeds rarely want the same."""
+def _claim(port: int) -> socket.socket | None:
+    """What keeps other testbeds off `port` while it is open; None if one of them has it.
+
+    A Unix socket without a file: it is the kernel that forgets the name, also if we are killed.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(f"\0gpushare-testbed-port-{port}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+@contextmanager
+def free_ports(count: int, candidates: Iterable[int] | None = None) -> Iterator[list[int]]:
+    """`count` different free ports that no other testbed takes before the end of the block."""
     if candidates is None:
-        candidates = random.sample(_CANDIDATES, len(_CANDIDATES))
+        # Not from `random` itself: in two processes that seeded it alike it would give both the same.
+        candidates = random.SystemRandom().sample(_CANDIDATES, len(_CANDIDATES))
     found: list[int] = []
-    for port in candidates:
-        if len(found) == count:
-            break
-        if is_free(port):
-            found.append(port)
-    if len(found) < count:
-        raise GpushareError(f"testbed: {count} free TCP ports are needed, {len(found)} were found", "Stop something.")
-    return found
+    with ExitStack() as claims:
+        for port in candidates:
+            if len(found) == count:
+                break
+            if (claim := _claim(port)) is not None:
+                claims.enter_context(claim)
+                found += [port] if is_free(port) else []
+        if len(found) < count:
+            raise GpushareError(
+                f"testbed: {count} free TCP ports are needed, {len(found)} were found", "Stop something."
+            )
+        yield found
 
 
-def pick_ports(nodes: int) -> Ports:
-    slurmctld, slurmdbd, *slurmd = free_ports(2 + nodes)
-    return Ports(slurmctld=slurmctld, slurmdbd=slurmdbd, slurmd=tuple(slurmd))
+@contextmanager
+def claimed_ports(nodes: int) -> Iterator[Ports]:
+    """Ports for the daemons of a testbed, who must listen on them before the end of the block."""
+    with free_ports(2 + nodes) as (slurmctld, slurmdbd, *slurmd):
+        yield Ports(slurmctld=slurmctld, slurmdbd=slurmdbd, slurmd=tuple(slurmd))

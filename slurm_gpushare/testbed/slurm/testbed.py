@@ -16,9 +16,9 @@ from slurm_gpushare.testbed.emulator import build_library
 from slurm_gpushare.testbed.slurm import configuration, database, directories, namespace, rootfs
 from slurm_gpushare.testbed.slurm.daemons import Background
 from slurm_gpushare.testbed.slurm.environment import command_env, user_command
-from slurm_gpushare.testbed.slurm.layout import MARKER, Layout, Progress, Shape, State, default_dir
+from slurm_gpushare.testbed.slurm.layout import MARKER, Layout, Ports, Progress, Shape, State, default_dir
 from slurm_gpushare.testbed.slurm.machine import check_space, choose_slurm_user, slurm_release
-from slurm_gpushare.testbed.slurm.ports import pick_ports
+from slurm_gpushare.testbed.slurm.ports import claimed_ports
 from slurm_gpushare.testbed.slurm.processes import marked_pids, recorded_pid, stop_pids, wait_until, with_descendants
 from slurm_gpushare.testbed.slurm.services import SLURMD, services
 
@@ -101,10 +101,10 @@ class Testbed:
         self.layout.check()
         if os.geteuid():
             raise GpushareError("testbed: only root can run the jobs of several users and make device files")
-        with self._lock():
+        with claimed_ports(shape.nodes) as ports, self._lock():
             self._refuse_or_clean()
             try:
-                self._start(shape, accounting, suite, plain)
+                self._start(shape, accounting, suite, plain, ports)
             except BaseException as why:
                 self._stop_everything()
                 self._remove_directory()
@@ -123,7 +123,7 @@ class Testbed:
             if purge:
                 self._remove_directory()
 
-    def _start(self, shape: Shape, accounting: bool, suite: str, plain: bool) -> None:
+    def _start(self, shape: Shape, accounting: bool, suite: str, plain: bool, ports: Ports) -> None:
         layout = self.layout
         layout.claim()
         check_space(self.dir)
@@ -133,7 +133,7 @@ class Testbed:
         directories.make_directories(layout, shape)
         if root:
             namespace.prepare(layout, root)
-        release, ports, user = slurm_release(root), pick_ports(shape.nodes), choose_slurm_user(self._progress)
+        release, user = slurm_release(root), choose_slurm_user(self._progress)
         state = State(suite, release, shape, accounting, ports, user, plain)
         layout.write_state(state)
         directories.give_to_slurm_user(layout, state)
