@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from helper_kit import TOKENS, Site
 from hook_testbed import USER, home_of, sbatch
-from telemetry_bed import configure, node_dir, samplers, start, until, workload
+from telemetry_bed import configure, node_dir, samplers, spooled, start, until, workload
 
 from slurm_gpushare.slurm import commands
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.incoming import ENTRIES_A_LOOK, FILES_A_USER, KEPT_REJECTED
+from slurm_gpushare.telemetry.record import RecordKind
 from slurm_gpushare.testbed.experiment.submitting import show, wait_for
 from slurm_gpushare.testbed.slurm.testbed import Testbed
 
@@ -98,6 +99,8 @@ def test_who_knows_saccts_delimiter_forges_no_row(
     jobs = [str(victim), str(spoken)]
     told = ["sacct", "-X", "-n", "-P", "-j", str(spoken), "-o", "Comment"]
     until(lambda: known in site.testbed.run(told).stdout)
+    ended = ["sacct", "-X", "-n", "-P", "-j", str(victim), "-o", "State"]
+    until(lambda: "CANCELLED" in site.testbed.run(ended).stdout)  # of one job accounting may hear before the other
     with site.environment():
         slurm = connect()
         comments, accounted = slurm.accounted_comments(jobs), slurm.accounting(AccountingQuery(jobs=jobs))
@@ -236,8 +239,8 @@ def test_the_sampler_knows_nothing_of_the_jobs_environment(testbed: Testbed, ver
     """What is in slurmd's environment must not lead a process of root's elsewhere."""
     prolog = testbed.layout.etc / "prolog.sh"
     prolog.write_text(prolog.read_text().replace("exec ", "export PYTHONPATH=/tmp/evil LD_PRELOAD= EVIL=1\nexec ", 1))
-    job = start(testbed, "sleep 60")
-    until(lambda: samplers(testbed))
+    job = start(testbed, "sleep 600")
+    until(lambda: spooled(testbed, RecordKind.INTERIM))  # until then it may be a shell with the prolog's variables
     (pid,) = samplers(testbed)
     names = {item.split(b"=")[0].decode() for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if item}
     testbed.run(["scancel", str(job)])
@@ -251,7 +254,7 @@ def test_the_sampler_knows_nothing_of_the_jobs_environment(testbed: Testbed, ver
 @pytest.mark.usefixtures("raw_shards")
 def test_nothing_of_a_nodes_state_is_a_users_to_write(testbed: Testbed, verdict: Verdict) -> None:
     configure(testbed, DcgmJobMappingDir=str(testbed.dir / "dcgm"))
-    job = start(testbed, "sleep 60")
+    job = start(testbed, "sleep 600")
     until(lambda: samplers(testbed))
     open_to_all = [
         str(path.relative_to(testbed.dir))
@@ -294,9 +297,17 @@ def _places(testbed: Testbed, secret: str, job: int) -> set[str]:
             found.add(f"scontrol {line.split('=')[0].strip()}")
     for top in (testbed.layout.gpushare, testbed.layout.log, testbed.layout.spool):
         for path in top.rglob("*"):
-            if path.is_file() and secret.encode() in path.read_bytes():
-                found.add(path.name.removesuffix(".old"))
+            if path.is_file() and secret.encode() in _content(path):
+                found.add(path.name.removesuffix(".old").removesuffix(".new"))
     return found
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file; nothing if it has just been renamed: slurmctld writes NAME.new, which then becomes NAME."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def test_a_workloads_name_stays_at_home(site: Site, verdict: Verdict) -> None:

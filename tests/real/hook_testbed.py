@@ -25,13 +25,15 @@ OTHERS = "gs-" + "o" * 20
 UNKNOWN = "gs-" + "u" * 20
 
 
-_last_cpus: list[int | None] = []
+_last_written: list[tuple[str, int | None]] = []
+"""The test file and the CPUs of the last hook.sqlite that was written here."""
 
 
 def write_hook_file(testbed: Testbed, *, workloads: int = 0, cpus: int | None = None) -> Path:
     """hook.sqlite with a workload of USER's and one of somebody else's, written by a helper that is alive.
 
-    The hook may keep the last file open for two seconds. That matters only where the next says something else.
+    The hook may keep the last file open for two seconds. That matters only where the next says something else: where
+    it has other CPUs, or where tests of another file, which know other workloads, have just ended.
     """
     path = testbed.layout.gpushare / "hook.sqlite"
     path.unlink(missing_ok=True)
@@ -45,9 +47,10 @@ def write_hook_file(testbed: Testbed, *, workloads: int = 0, cpus: int | None = 
         ]
         file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, ?, ?)", rows)
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
-    if _last_cpus != [cpus]:
+    test_file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+    if _last_written != [(test_file, cpus)]:
         testbed.wait_for_hook(2)
-        _last_cpus[:] = [cpus]
+        _last_written[:] = [(test_file, cpus)]
     return path
 
 

@@ -21,6 +21,8 @@ from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 CLOSE = 3.0  # points
 SHARD = "--gres=shard:v100_{gpu}:1"
+WAIT_TO_BE_MEASURED = "until [ -e go.$SLURM_JOB_ID ]; do sleep 0.05; done"
+"""How a script begins that `begin_when_measured` lets go on: samplers, being nice, start late on a busy machine."""
 
 
 def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
@@ -58,14 +60,18 @@ def start(
 def start_measured(
     testbed: Testbed, script: str, *options: str, gpu: int = 0, node: str = "gpu0", user: str = "games"
 ) -> int:
-    """A job whose script begins once its sampler has seen it: samplers, being nice, start late on a busy machine."""
-    wait = "until [ -e go.$SLURM_JOB_ID ]; do sleep 0.05; done"
-    job = start(testbed, f"{wait}; {script}", *options, gpu=gpu, node=node, user=user)
+    """A job whose script begins once its sampler has seen it."""
+    job = start(testbed, f"{WAIT_TO_BE_MEASURED}; {script}", *options, gpu=gpu, node=node, user=user)
+    begin_when_measured(testbed, job, user)
+    return job
+
+
+def begin_when_measured(testbed: Testbed, job: int, user: str = "games") -> None:
+    """Let a job that waits in its user's home begin, once its sampler has seen it."""
     until(
         lambda: any(record.job_id == job and record.profile.stats for _, record in spooled(testbed, RecordKind.INTERIM))
     )
     (testbed.layout.home / user / f"go.{job}").touch()
-    return job
 
 
 def output(testbed: Testbed, job: int, user: str = "games") -> str:
@@ -144,6 +150,14 @@ def configure(testbed: Testbed, **changes: str) -> None:
 
 
 def samplers(testbed: Testbed) -> list[int]:
-    """Live samplers of this testbed, by what the prologs wrote."""
-    pids = [int(path.read_text().split()[0]) for path in node_dir(testbed).parent.glob("*/jobs/*")]
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    """Live samplers of this testbed, by what the prologs wrote; a file that is being written is empty for a moment."""
+    words = [read_or_empty(path).split() for path in node_dir(testbed).parent.glob("*/jobs/*")]
+    return [int(pid) for pid, *_ in filter(None, words) if Path(f"/proc/{pid}").exists()]
+
+
+def read_or_empty(path: Path) -> str:
+    """A file's text; nothing if it has been removed since it was listed."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""

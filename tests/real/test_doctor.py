@@ -22,7 +22,8 @@ Findings = dict[str, dict[str, str]]
 
 def doctor(testbed: Testbed, *options: str, **env: str) -> Findings:
     """Findings by check; the worst one where a check has several."""
-    done = testbed.run([sys.executable, "-m", "slurm_gpushare", "doctor", "--json", *options], check=False, env=env)
+    command = [sys.executable, "-m", "slurm_gpushare", "doctor", "--json", *options]
+    done = testbed.run(command, check=False, env=env, timeout_s=300)  # each command waits for a daemon that is away
     assert done.returncode in {0, 3}, done.stderr
     found: Findings = {}
     for finding in json.loads(done.stdout):

@@ -34,6 +34,12 @@ def wanted(site: Site) -> bool:
     return len(words) > 1 and int(words[1]) > 1000 * time.time()
 
 
+def leased(site: Site, keys: list[str]) -> list[str]:
+    """Those of the waiting jobs that the helper has not looked at yet."""
+    jobs = site.jobs()
+    return [key for key in keys if (tag := jobs[key].tag) is None or tag.lease]
+
+
 def fill(site: Site, number: int = 4) -> list[str]:
     """A job without a token on every card, until it is cancelled."""
     strangers = [site.plain("--gres=gpu:1") for _ in range(number)]
@@ -68,7 +74,8 @@ def test_a_dead_helper_costs_a_node_one_hold(site: Site) -> None:
     strangers = fill(site)
     with site.process() as helper:
         waiting = [site.submit(number) for number in range(4)]
-        assert wait_until(lambda: wanted(site), 60)
+        # A lease that a dead helper does not end would keep its job waiting for minutes.
+        assert wait_until(lambda: not leased(site, waiting) and wanted(site), 60), site.picture()
         helper.kill()
         helper.wait()
     site.testbed.run(["scancel", *strangers])

@@ -25,6 +25,7 @@ from slurm_gpushare.testbed.experiment.submitting import show, wait_for
 from slurm_gpushare.testbed.job.light_job import build_light_job
 from slurm_gpushare.testbed.slurm.layout import Shape
 from slurm_gpushare.testbed.slurm.processes import wait_until
+from slurm_gpushare.testbed.slurm.reset import idle_nodes
 from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 FOUR = "--gres=gpu:4"
@@ -43,6 +44,7 @@ def four_gpus(slurm_suite: str | None, short_tmp: Path, testbed_session: Testbed
             slurm={"SelectTypeParameters": f"CR_CPU_Memory,{','.join(GANGS_NEED)}"},
             gpushare={"ShareGangs": "yes", "LeaseSeconds": "300", "HeartbeatSeconds": "600", "InterimSeconds": "1"},
         )
+        idle_nodes(testbed)  # slurmctld was restarted, and nodes register anew
         (testbed.layout.home / "out").mkdir(mode=0o777)
         yield testbed
     finally:
@@ -229,7 +231,8 @@ def test_the_gang_that_came_last_is_paused_for_the_residents_promise_and_goes_on
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
     assert site.testbed.run(["squeue", "-h", "-j", guest, "-o", "%T"]).stdout.strip() == "SUSPENDED"
     assert not site.jobs()[resident].paused
-    assert standing_still(site, begun_us) == [(False, True)] * 4, (
+    # The node stops them a moment after Slurm says that the job is suspended.
+    assert wait_until(lambda: standing_still(site, begun_us) == [(False, True)] * 4, 60), (
         "all processes of the one stand still, and none of the other"
     )
     assert show(site.testbed, guest)["GRES"] == HALF_OF_EACH, "it keeps its half of every card"

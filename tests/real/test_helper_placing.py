@@ -98,7 +98,7 @@ def test_a_waiting_job_gets_half_of_the_card_of_a_job_in_its_epilog(site: Site) 
     card = GpuAddress("gpu0", site.index(job))
     try:
         site.testbed.run(["scancel", strangers[card]])
-        assert wait_until(lambda: site.jobs()[strangers[card]].state == "COMPLETING", 30), site.picture()
+        assert wait_until(lambda: site.jobs()[strangers[card]].state == "COMPLETING", 60), site.picture()
         site.tick()
         assert placed_card(site.jobs()[job]) == card, site.picture()
     finally:

@@ -142,7 +142,7 @@ def test_a_node_taken_down_under_placed_and_running_pairs_strands_nobody(site: S
         # back to the same node sooner, because its old credential is still being revoked there.
         for job in jobs:
             site.testbed.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
-        assert wait_until(all_ended, 180), site.picture()
+        assert wait_until(all_ended, 300), site.picture()
 
 
 def _on(site: Site, node: str) -> list[str]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from hook_testbed import KNOWN, UNKNOWN, home_of, place, sbatch, write_hook_file
-from telemetry_bed import ingest_until, until, workload
+from telemetry_bed import WAIT_TO_BE_MEASURED, begin_when_measured, ingest_until, spooled, until, workload
 
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.workloads import Assignment
+from slurm_gpushare.telemetry.record import RecordKind, Scope
 from slurm_gpushare.testbed.experiment.submitting import show, wait_for
 from slurm_gpushare.testbed.slurm.testbed import Testbed
 
@@ -67,12 +68,16 @@ def test_partition_bounds_them_and_an_unknown_workload_keeps_its_own(testbed: Te
 def test_curve_measured_in_a_job_is_what_the_next_one_asks_for(testbed: Testbed) -> None:
     testbed.run(["gpushare", "db", "migrate"])
     write_hook_file(testbed)
-    script = f"{workload(work_s=3)}; gpushare profile --cpus 1,2 -- sh -c '{EPOCH}' > ~/curve"
+    profile = f"gpushare profile --cpus 1,2 -- sh -c '{EPOCH}' > ~/curve"
+    script = f"{WAIT_TO_BE_MEASURED}; {workload(work_s=3)}; {profile}"
     job = sbatch(testbed, "--gpus=1", "-c2", token=UNKNOWN, script=script)
-    wait_for(testbed, job.job_id, ["COMPLETED"])
+    begin_when_measured(testbed, job.job_id)
+    wait_for(testbed, job.job_id, ["COMPLETED"], timeout_s=180)
     assert "2 are enough" in (home_of(testbed) / "curve").read_text()
     accounted = ["sacct", "-n", "-P", "-j", str(job.job_id), "-o", "AdminComment"]
     until(lambda: UNKNOWN in testbed.run(accounted).stdout)
+    # The sampler's record comes after the job's end. A curve that is taken in before it is of a token that is nobody's.
+    until(lambda: any(record.scope is Scope.JOB for _, record in spooled(testbed, RecordKind.FINAL)))
     ingest_until(testbed, "counted")
     sync(testbed)
     job = sbatch(testbed, "--gpus=1", token=f"{UNKNOWN},cpus=auto")

@@ -53,13 +53,13 @@ def test_prolog_sampler_token_and_profile_work_there(testbed: Testbed, measured_
     gpushare = f"env -u PYTHONPATH {measured_by_node_python} -m slurm_gpushare"
     script = f"{gpushare} token mine && {gpushare} profile --token {TOKEN} -- {workload(40, 20, 3000, work_s=3)}"
     job = start(testbed, script)
-    wait_for(testbed, job, ["COMPLETED"])
+    wait_for(testbed, job, ["COMPLETED"], timeout_s=180)  # it starts Python four times, without compiled files
     assert final_records(testbed, count=2), "the sampler's record and the command's"
     assert output(testbed, job).startswith("gs-")
 
 
 def test_job_jobs_and_status_answer_from_slurm_alone(testbed: Testbed, node_python: Path) -> None:
-    job = start(testbed, "sleep 60")
+    job = start(testbed, "sleep 600")
     wait_for(testbed, job, ["RUNNING"])
     command = ["env", "-u", "PYTHONPATH", str(node_python), "-m", "slurm_gpushare"]
     for arguments in (["job", str(job)], ["jobs"], ["status"]):

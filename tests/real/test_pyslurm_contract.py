@@ -7,7 +7,7 @@ import pytest
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.pyslurm_backend import why_not
-from slurm_gpushare.testbed.experiment.submitting import submit
+from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
 from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
@@ -17,8 +17,9 @@ def test_both_backends_say_the_same_of_one_queue(testbed: Testbed, monkeypatch: 
     commands = CommandSlurm()
     if reason := why_not(commands.release):
         pytest.skip(f"pyslurm cannot be used: {reason}")
-    for options in (["--gres=gpu:1"], ["--gpus=1"], ["--array=0-20:4", "--hold"], ["--comment=caf\xe9"]):
-        submit(testbed, "sleep 60", *options)
+    submit(testbed, "sleep 600", "--array=0-20:4", "--hold")
+    running = [submit(testbed, "sleep 600", option) for option in ("--gres=gpu:1", "--gpus=1", "--comment=caf\xe9")]
+    wait_for(testbed, running, ["RUNNING"])  # nothing changes any more between the two looks
     both = connect("pyslurm")
     found = {job.key: job for job in both.jobs()}
     expected = {job.key: job for job in commands.jobs()}

@@ -23,7 +23,7 @@ def test_every_command_of_the_quick_start_works_for_an_ordinary_user(testbed: Te
     own = "$(squeue -h -u games -o %A | head -n 1)"  # where the page has an example's number
     commands = "".join(blocks).replace("4711", own)
     script = f'set -e\nexport HOME="{home}"\ngpushare() {{ "{sys.executable}" -m slurm_gpushare "$@"; }}\n{commands}'
-    done = testbed.run(["bash", "-c", script], user="games", cwd=home, check=False)
+    done = testbed.run(["bash", "-c", script], user="games", cwd=home, check=False, timeout_s=600)  # a dozen commands
     assert done.returncode == 0, done.stderr
     token = done.stdout.splitlines()[0]
     assert re.fullmatch(r"gs-[a-z2-7]{16,32}", token)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from telemetry_bed import ingest_until
+from telemetry_bed import WAIT_TO_BE_MEASURED, begin_when_measured, ingest_until
 
 from slurm_gpushare.config import load_config
 from slurm_gpushare.store import Store
@@ -34,10 +34,13 @@ def store(testbed: Testbed) -> Iterator[Store]:
 
 
 def run_probe(testbed: Testbed, *options: str, script: str = WORKLOAD) -> tuple[str, int]:
+    """A job that is measured from its beginning: its token and its id."""
     token = testbed.run(["gpushare", "token", "mynet"], user=USER).stdout.strip()
     home = testbed.layout.home / USER
     options = ("--gres=gpu:1", f"--comment=gpushare:{token}", "--output=%j.out", *options)
-    return token, submit(testbed, script, *options, user=USER, cwd=home)
+    job = submit(testbed, f"{WAIT_TO_BE_MEASURED}; {script}", *options, user=USER, cwd=home)
+    begin_when_measured(testbed, job, USER)
+    return token, job
 
 
 def test_a_probed_job_becomes_the_profile_of_its_token(testbed: Testbed, store: Store) -> None:

@@ -102,11 +102,11 @@ def test_frameworks_of_whoever_takes_part_let_their_memory_grow(testbed: Testbed
 
 
 def test_a_profile_is_no_longer_than_the_site_allows(testbed: Testbed) -> None:
-    configure(testbed, ProbeSeconds="2")
-    job = start_measured(testbed, workload(work_s=6))
+    configure(testbed, ProbeSeconds="4")  # long beside what a sampler is late by on a busy machine
+    job = start_measured(testbed, workload(work_s=12))
     record = final_records(testbed)[job]
     assert record.closed is Closed.LIMIT
-    assert record.profile.seconds == pytest.approx(2, abs=1)
+    assert record.profile.seconds == pytest.approx(4, abs=2)
 
 
 def test_an_interim_record_says_how_it_goes(testbed: Testbed) -> None:
@@ -130,10 +130,10 @@ def test_every_record_of_32_concurrent_jobs_arrives(short_tmp: Path, request: py
             for index in range(32)
         ]
         partners = {job: {jobs[index ^ 1]} for index, job in enumerate(jobs)}
-        wait_for(testbed, jobs, ["RUNNING"])
+        wait_for(testbed, jobs, ["RUNNING"], timeout_s=300)
         until(lambda: neighbours(spooled(testbed, RecordKind.INTERIM)) == partners, 300)
         testbed.run(["scancel", *map(str, jobs)])
-        final_records(testbed, 32)
+        final_records(testbed, 32, timeout_s=300)
         finals = spooled(testbed, RecordKind.FINAL)
         assert neighbours(finals) == partners
         assert {record.features.mem_used_mib for _, record in finals} == {1024}

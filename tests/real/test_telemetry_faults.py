@@ -16,6 +16,7 @@ from telemetry_bed import (
     hook_script,
     log,
     node_dir,
+    read_or_empty,
     samplers,
     spooled,
     start,
@@ -128,22 +129,32 @@ def test_all_cards_of_a_job_with_several_are_in_dcgm_s_job_mapping(testbed: Test
     job = submit(testbed, each, *options, user="games", cwd=testbed.layout.home / "games")
 
     def mapped() -> list[str]:
-        return sorted(path.name for path in mapping.glob("[0-9]*") if str(job) in path.read_text().split())
+        return sorted(path.name for path in mapping.glob("[0-9]*") if str(job) in read_or_empty(path).split())
 
     until(lambda: mapped() == ["0", "1"])
     testbed.run(["scancel", str(job)])
     until(lambda: mapped() == [])
 
 
-@pytest.mark.parametrize("fault", ["* hang", "nvmlDeviceGetUtilizationRates hang", "* 15", "nvmlInit 9"])
-def test_a_broken_nvml_costs_numbers_and_nothing_else(testbed: Testbed, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("* hang", "NVML has not answered"),
+        ("nvmlDeviceGetUtilizationRates hang", "NVML has not answered"),
+        ("* 15", "NVML: "),
+        ("nvmlInit 9", "NVML: "),
+    ],
+)
+def test_a_broken_nvml_costs_numbers_and_nothing_else(testbed: Testbed, fault: str, said: str) -> None:
     set_fault(testbed.layout.emu, "gpu0", fault)
     job = start_measured(testbed, workload(work_s=2))
     wait_for(testbed, job, ["COMPLETED"])
     record = final_records(testbed)[job]
     assert record.features.mgup is None
     assert record.profile.stats["job_processes"].max >= 1
-    assert log(testbed).count("without GPU numbers") == 1
+    # Once, however often it was tried. On a busy machine an NVML that answers with an error may be late with it too.
+    (line,) = [line for line in log(testbed).splitlines() if said in line]
+    assert "without GPU numbers" in line
 
 
 def test_an_nvml_that_hung_for_a_while_is_used_again(testbed: Testbed) -> None:

@@ -59,7 +59,7 @@ def test_pairs_can_be_measured_on_purpose(testbed: Testbed) -> None:
     (work / "workloads.csv").write_text("token,command\n" + rows)
     measure = "gpushare kb measure workloads.csv --pairs 3 --out found.csv"
     wait_for(
-        testbed, submit(testbed, measure, "--gres=shard:v100_0:2", f"--output={work}/log", cwd=work), timeout_s=180
+        testbed, submit(testbed, measure, "--gres=shard:v100_0:2", f"--output={work}/log", cwd=work), timeout_s=400
     )
     log = (work / "log").read_text()
     assert (work / "found.csv").exists(), log
@@ -88,7 +88,7 @@ def test_a_requeued_job_goes_on_where_it_was_on_another_node(testbed: Testbed) -
             testbed.run(["scontrol", "update", f"JobId={job}", "ReqNodeList=gpu1", "StartTime=now"], check=False)
         return "resumed" in log.read_text()
 
-    assert wait_until(resumed, 60)
+    assert wait_until(resumed, 120)
     wait_for(testbed, job, ["COMPLETED"])
     done = result(log)
     assert 0 < done["work_s"] <= 7.2
