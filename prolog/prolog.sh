@@ -39,7 +39,7 @@ start_sampler() {
   ) </dev/null >>"$gs_node_dir/sampler.log" 2>&1 &
   pid=$!
   # To return before it has its own session would be to have it killed.
-  for ((i = 0; i < 20; i++)); do
+  for ((i = 0; i < 80; i++)); do # a node without a free core takes its time
     gs_read_stat "$pid" || return
     [[ ${gs_stat[GS_SESSION]} == "$pid" ]] && return
     sleep 0.01

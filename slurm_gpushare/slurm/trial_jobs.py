@@ -116,8 +116,9 @@ class TrialJobs:
     def _wait(self, jobs: Sequence[str], end: float) -> None:
         """Until all are gone from the queue or the time is over; the rest is cancelled."""
         while jobs:
-            left = self._run(["squeue", "-h", "-o", "%F", "--me"], 30).out.split()
-            jobs = [job for job in jobs if job in left]
+            queue = self._run(["squeue", "-h", "-o", "%F", "--me"], 30)
+            if not queue.code:  # a question that failed says nothing of the jobs
+                jobs = [job for job in jobs if job in queue.out.split()]
             if jobs and time.monotonic() > end:
                 self._run(["scancel", *jobs], 30)
                 return

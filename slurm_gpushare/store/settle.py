@@ -20,6 +20,8 @@ from slurm_gpushare.store.workloads import TOKENS_A_USER, claim, owners_of
 from slurm_gpushare.tokens import TOKEN, OwnedToken
 
 OWN_RECORDS_A_RUN = 5000
+WAITING_OF_A_JOB = 16
+"""Users' own records of one job that may wait for the node's: who writes more has the first ones dropped."""
 
 
 def waiting_jobs(database: Database) -> list[int]:
@@ -85,10 +87,11 @@ def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, Owne
         connection, {token for token, _ in claims.values()} - asked.keys()
     )
     accepted: dict[int, str] = {}
+    may_wait = _wait_for_their_node([row for row in rows if row.id in claims and not row.by_node], claims, tags)
     for run_id, (token, uid) in claims.items():
         if owners.get(token) == uid:
             accepted[run_id] = token
-        else:
+        elif token in owners or run_id not in may_wait:
             dropped.append(run_id)
             result.counts["foreign"] += 1
     forget_runs(connection, dropped)
@@ -113,6 +116,20 @@ def _claimed(row: Any, tag: OwnedToken | None) -> tuple[str, int] | str | None:
     if not row.by_node and row.author_uid != tag.uid:
         return "foreign"
     return tag.token, tag.uid
+
+
+def _wait_for_their_node(
+    rows: Sequence[Any], claims: Mapping[int, tuple[str, int]], tags: Mapping[int, OwnedToken]
+) -> set[int]:
+    """Users' own runs of a job that Slurm knows under the same token and user.
+
+    Such a job's own record may be here before the node's, which then makes the token this user's.
+    """
+    of_job: dict[int, list[int]] = {}
+    for row in rows:
+        if row.job_id in tags and tuple(tags[row.job_id]) == claims[row.id]:
+            of_job.setdefault(row.job_id, []).append(row.id)
+    return {run_id for run_ids in of_job.values() for run_id in sorted(run_ids)[-WAITING_OF_A_JOB:]}
 
 
 def _outranked(connection: Connection, rows: Sequence[Any], tokens: Mapping[int, str]) -> set[int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from slurm_gpushare.telemetry.bounded import Bounded, Stuck
 from slurm_gpushare.telemetry.host import JobCounters, NodeCounters
 from slurm_gpushare.telemetry.nvml import CardSample, NvmlCard, NvmlError, open_cards
-from slurm_gpushare.telemetry.processes import Members, stands_still
+from slurm_gpushare.telemetry.processes import Members
 from slurm_gpushare.telemetry.record import Closed, Record, RecordKind
 from slurm_gpushare.telemetry.run import Identity, RunSoFar
 
@@ -105,8 +105,6 @@ class Measurement:
                 continue
             cards, readings = zip(*(samples[gpu] for gpu in gpus), strict=True)
             run.gpu_model, run.one_process = cards[0].model, any(card.one_process for card in cards)
-            if any(stands_still(pid) for reading in readings for pid in reading.processes or ()):
-                continue  # somebody on the card is paused: this is neither alone nor shared
             neighbours = {job for gpu in gpus for job in self._neighbours(gpu)}
             run.add_cards(readings, self.members.owns, neighbours, elapsed)
             if run.profile_s >= self._limit_s:

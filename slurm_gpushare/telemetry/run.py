@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_gpushare.telemetry.nvml import CardSample, ProcessLoad
+from slurm_gpushare.telemetry.processes import stands_still
 from slurm_gpushare.telemetry.record import (
     MAX_NEIGHBOURS,
     Closed,
@@ -49,6 +50,8 @@ class Share:
         processes = sample.processes
         self.undecided = False
         self.own: list[ProcessLoad] = []
+        self.pids: dict[int, bool] = {}
+        """Who is on the card, and whether they are ours."""
         if processes is None:  # the card does not say who is on it: go by who was given it
             self.present, self.shared = True, bool(neighbours)
             return
@@ -57,6 +60,11 @@ class Share:
         self.present = bool(self.own)
         self.shared = any(ours is False for ours in verdicts.values())
         self.undecided = not self.shared and any(ours is None for ours in verdicts.values())
+        self.pids = {pid: bool(ours) for pid, ours in verdicts.items()}
+
+    @property
+    def own_mem_mib(self) -> float | None:
+        return _total([load.mem_mib for load in self.own])
 
 
 def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, float]:
@@ -65,7 +73,7 @@ def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, fl
     total = sample.mem_total_mib
     own_sm = _total([load.sm_pct for load in share.own])
     own_access = _total([load.mem_access_pct for load in share.own])
-    own_mem = _total([load.mem_mib for load in share.own])
+    own_mem = share.own_mem_mib
     if own_mem is None and alone:
         own_mem = sample.mem_used_mib  # some drivers do not give memory by process
     values = {
@@ -80,6 +88,16 @@ def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, fl
         "card_mem_pct": 100 * sample.mem_used_mib / total if sample.mem_used_mib is not None and total else None,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def is_paused(shares: Sequence[Share]) -> bool:
+    """Whether we or our neighbours are paused: all of their processes on these cards stand still.
+
+    One that is stopped among others, which anybody can have, must not hide what the others do.
+    """
+    on_card = [who for share in shares for who in share.pids.items()]
+    sides = ([pid for pid, ours in on_card if ours], [pid for pid, ours in on_card if not ours])
+    return any(side and all(map(stands_still, side)) for side in sides)
 
 
 _HIGHEST = frozenset({"gpu_mem_mib", "gpu_mem_pct", "card_mem_pct"})
@@ -140,12 +158,16 @@ class RunSoFar:
     ) -> None:
         """Take a reading of the card, or of all cards of a gang, that stands for the last `elapsed_s` seconds.
 
-        It counts while the job is on the card.
+        It counts while the job is on the card; while one side of the card is paused, which is neither alone nor
+        shared, only what the job holds of its memory does.
         """
         shares = [Share(sample, owns, neighbours) for sample in samples]
         totals = [sample.mem_total_mib for sample in samples if sample.mem_total_mib]
         self._mem_total_mib = min(totals, default=self._mem_total_mib)
         if any(share.undecided for share in shares) or not any(share.present for share in shares):
+            return
+        if is_paused(shares):
+            self._peak([share.own_mem_mib for share in shares])
             return
         is_shared = any(share.shared for share in shares)
         changed = self._was_shared is not None and self._was_shared is not is_shared
@@ -155,14 +177,17 @@ class RunSoFar:
         pairs = zip(samples, shares, strict=True)
         values = joined([activity(sample, share, settled=settled) for sample, share in pairs if share.present])
         self.latest = values
-        if (mem_mib := values.get("gpu_mem_mib")) is not None:
-            self._peak_mem_mib = max(mem_mib, self._peak_mem_mib or 0.0)
+        self._peak([values.get("gpu_mem_mib")])
         if settled:
             (self._shared if is_shared else self._alone).add(values)
         if self.closed is Closed.OPEN:
             self._profile.add(values)
             self._profile.add(joined([sample.other for sample in samples]))
         self._count_time(elapsed_s, is_shared, neighbours)
+
+    def _peak(self, mem_mib: Iterable[float | None]) -> None:
+        known = [part for part in (*mem_mib, self._peak_mem_mib) if part is not None]
+        self._peak_mem_mib = max(known, default=None)
 
     def _count_time(self, elapsed_s: float, is_shared: bool, neighbours: Collection[int]) -> None:
         profiled_s = elapsed_s if self.closed is Closed.OPEN else 0.0

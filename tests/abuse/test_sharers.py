@@ -68,6 +68,18 @@ def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdi
     )
 
 
+def test_a_stopped_process_hides_nobody_from_the_sampler(testbed: Testbed, verdict: Verdict) -> None:
+    """What a node measures while a job is paused counts nowhere, so a guest would like to look paused."""
+    site = hungry_site(testbed, GAMES)
+    decoy = f"out=$(mktemp); {endless(1, 1, 64)} >$out & until [ -s $out ]; do sleep 0.1; done; rm $out"
+    hides = f"{decoy}; kill -STOP $!; {HUNGRY}"
+    daemon, _, guest = share(site, Sharers(guest=hides, guest_user=USER), **STRICT)
+    paused = after_ticks(site, daemon, lambda: "paused" in kinds(site, guest))
+    verdict("a stopped process of one's own on the card, to be taken for paused and measured by nobody",
+            "measured, and paused for the neighbour's promise",
+            "measured, and paused for the neighbour's promise" if paused else "nothing was measured")  # fmt: skip
+
+
 @pytest.mark.full  # make test has it in tests/real/test_pauses.py
 def test_nobody_keeps_a_paused_job_suspended(
     testbed: Testbed, verdict: Verdict, monkeypatch: pytest.MonkeyPatch

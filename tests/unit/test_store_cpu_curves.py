@@ -12,6 +12,7 @@ from store_helpers import ALICE, BOB, NOW, Site, command_record, record, token
 
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.maintenance import prune, sizes
+from slurm_gpushare.store.settle import WAITING_OF_A_JOB
 from slurm_gpushare.store.workloads import Assignment
 from slurm_gpushare.telemetry.record import CpuSpeed, Record, enough_cpus
 from slurm_gpushare.telemetry.record_json import encode_record, parse_record
@@ -58,6 +59,22 @@ def test_curve_of_the_owner_reaches_the_hook(site: Site, hook: HookFile) -> None
 def test_curve_without_a_token_counts_for_the_token_of_its_job(site: Site, hook: HookFile) -> None:
     site.take(curve(named=None), uid=ALICE)
     assert told(hook, site) == [4]
+
+
+def test_curve_of_a_tokens_first_job_waits_for_the_nodes_record(site: Site, hook: HookFile) -> None:
+    first = token(2)
+    site.tags[2] = OwnedToken(first, ALICE)
+    assert site.take(command_record(2, first, cpu_curve=FOUR), uid=ALICE) == {"final": 1}
+    assert site.take(record(2)) == {"final": 1, "counted": 1, "outranked": 1}
+    site.store.profiles.assign([Assignment(first, "V100", 2)], model_version=1)
+    assert sorted(told(hook, site), key=str) == [4, None]
+
+
+def test_who_writes_many_records_before_the_node_does_has_the_last_ones_kept(site: Site) -> None:
+    first = token(2)
+    site.tags[2] = OwnedToken(first, ALICE)
+    many = [command_record(2, first, cpu_curve=FOUR) for _ in range(WAITING_OF_A_JOB + 3)]
+    assert site.take(*many, uid=ALICE) == {"final": WAITING_OF_A_JOB + 3, "foreign": 3}
 
 
 def test_curve_of_somebody_else_counts_nowhere(site: Site, hook: HookFile) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_gpushare.telemetry.nvml import CardSample, ProcessLoad
@@ -47,6 +49,41 @@ def test_shared_only_the_job_s_own_processes_count() -> None:
     assert (record.alone_s, record.shared_s) == (0, 2)
     assert [(neighbour.job_id, neighbour.seconds) for neighbour in record.neighbours] == [(7, 2)]
     assert record.profile.stats["card_util_pct"].max == 95
+
+
+def still(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
+    monkeypatch.setattr("slurm_gpushare.telemetry.run.stands_still", lambda pid: pid in pids)
+
+
+@pytest.mark.parametrize("paused", [OWN, OTHER])
+def test_while_one_side_is_paused_only_the_memory_counts(monkeypatch: pytest.MonkeyPatch, paused: int) -> None:
+    still(monkeypatch, paused)
+    record = run_of(SHARED, SHARED, neighbours=(7,)).record(RecordKind.INTERIM, 1010.0)
+    assert (record.alone_s, record.shared_s, record.profile.stats) == (0, 0, {})
+    assert record.features.mem_used_mib == 4096
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_one_stopped_process_among_others_hides_nothing(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    """Anybody can have one: a job would measure as idle, or make its neighbour's loss unseen."""
+    decoy = 400
+    still(monkeypatch, decoy)
+    processes = {**(SHARED.processes or {}), decoy: ProcessLoad(10.0, 0.0, 0.0)}
+    run = RunSoFar(Identity(1, "gpu0", 0), start_s=1000.0)
+    for _ in range(2):
+        run.add_cards([replace(SHARED, processes=processes)], {OWN: True, OTHER: False, decoy: ours}.get, (7,), 1.0)
+    record = run.record(RecordKind.INTERIM, 1010.0)
+    assert record.shared_s == 2
+    assert record.shared.stats["proc_sm_pct"].mean == 45
+
+
+def test_a_stopped_process_on_one_card_of_a_gang_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoy = 400
+    still(monkeypatch, decoy)
+    gang = RunSoFar(Identity(1, "gpu0", 0, others=(1,)), start_s=1000.0)
+    second = CardSample(0, 0, 210, 16384.0, {}, {decoy: ProcessLoad(10.0, 0.0, 0.0)})
+    gang.add_cards([ALONE, second], {OWN: True, decoy: True}.get, (), 1.0)
+    assert gang.record(RecordKind.INTERIM, 1010.0).alone_s == 1
 
 
 def test_activity_alone_and_shared_is_kept_apart() -> None:
