@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from slurm_gpushare.history import Span
+from slurm_gpushare.history import Decision, Span, SpanSide
 from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.report.distribution import Distribution, spread
+from slurm_gpushare.report.roles import promised_pct, remembered_tag, role_of
 from slurm_gpushare.report.slow_down import gpu_s, lasted_s, saved_s, span_s, whole_run_isd_pct
 from slurm_gpushare.store.store import Store
 
@@ -31,24 +32,30 @@ def last_day(store: Store, promise: SitePromises, now_s: float) -> LastDay:
     since_s = now_s - DAY_S
     spans = [_within(span, since_s, now_s) for span in store.sharing.between(since_s, now_s)]
     elapsed_s: dict[int, float] = {}
+    end_s: dict[int, float] = {}
     for run in store.runs.between(since_s, now_s):
         elapsed_s[run.job_id] = max(elapsed_s.get(run.job_id, 0.0), run.end_s - run.start_s)
-    sides: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
-    guests = set()
+        end_s[run.job_id] = run.end_s
+    sides: dict[int, list[tuple[float, SpanSide]]] = defaultdict(list)
     for span in store.sharing.of_jobs(elapsed_s):
-        guests.add(span.guest_job)
         for side in span.sides:
-            sides[side.job].append((span_s(span, now_s), side.seen))
-    measured = {job: whole_run_isd_pct(seconds, sides[job]) for job, seconds in elapsed_s.items() if job in sides}
-    found = {job: isd for job, isd in measured.items() if isd is not None}
-    successors = {d.job_id for d in store.decisions.of_jobs(guests & found.keys()) if d.kind == "succeeds"}
-    broken = sum(
-        isd > (promise.guest_pct if job in guests - successors else promise.resident_pct) for job, isd in found.items()
-    )
+            sides[side.job].append((span_s(span, now_s), side))
+    shared = elapsed_s.keys() & sides.keys()
+    decided: dict[int, list[Decision]] = defaultdict(list)
+    for decision in store.decisions.of_jobs(shared):
+        decided[decision.job_id].append(decision)
+    found: list[float] = []
+    broken = 0
+    for job in shared:
+        tag = remembered_tag(decided[job], end_s[job])
+        isd = whole_run_isd_pct(elapsed_s[job], [(s, side.seen) for s, side in sides[job]], tag.paused_before_s)
+        if isd is not None:
+            found.append(isd)
+            broken += isd > promised_pct(role_of(tag, any(side.joined for _, side in sides[job])), tag, promise)
     return LastDay(
         saved_gpu_s=sum(saved_s(span, now_s) for span in spans),
         shared_gpu_s=sum(gpu_s(span, now_s) for span in spans),
-        isd_pct=spread(found.values()),
+        isd_pct=spread(found),
         past_promise=broken,
     )
 

@@ -108,7 +108,7 @@ def _of_the_day(day: LastDay) -> Iterator[str]:
     text = "Measured slow-down (0.25: 25 % longer than alone) of jobs that shared and ended in the last 24 hours."
     yield from _family("slowdown_ratio_1d", "gauge", text, _labelled("quantile", shares))
     yield from _gauge("slowdown_measured_jobs_1d", "Jobs in gpushare_slowdown_ratio_1d.", isd.count)
-    text = "Of these jobs those that were slowed by more than the site promises."
+    text = "Of these jobs those that were slowed by more than was promised to them."
     yield from _gauge("broken_promises_1d", text, day.past_promise)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
+from slurm_gpushare.coschedule.acting.pauses import LONGEST_PAUSE_S
 from slurm_gpushare.history import Decision
 from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.slurm.tag import Tag
@@ -15,6 +17,8 @@ JOINED = frozenset({GUEST, SUCCESSOR})
 """Who came to an occupied card, and so waited less."""
 JOINS = frozenset({"beside", "together", "succeeds"})
 """The decisions by which they came."""
+PLACED = JOINS | {"alone"}
+"""Those by which any sharer got its card."""
 
 
 def role_of(tag: Tag | None, joined: bool) -> str:
@@ -27,6 +31,24 @@ def role_of(tag: Tag | None, joined: bool) -> str:
 def promised_pct(role: str, tag: Tag | None, promise: SitePromises) -> float:
     """The most that sharing may slow it: the site's promise for its role, or its owner's own cap if that is less."""
     return promise.of(guest=role == GUEST, own_pct=tag.max_isd_pct if tag else None)
+
+
+def remembered_tag(decisions: Sequence[Decision], end_s: float) -> Tag:
+    """What the tag of a job that ended says of its promise and pauses, from its decisions, oldest first.
+
+    The tag itself is in accounting. A pause whose end nobody wrote down lasted no longer than a pause may.
+    """
+    placed = [decision for decision in decisions if decision.kind in PLACED]
+    turns = [(decision.kind, decision.at_s) for decision in decisions if decision.kind in ("paused", "resumed")]
+    paused_s = 0.0
+    for (kind, at_s), (then, then_s) in pairwise([*turns, ("ended", end_s)]):
+        if kind == "paused":
+            paused_s += then_s - at_s if then == "resumed" else min(then_s - at_s, LONGEST_PAUSE_S)
+    return Tag(
+        successor=bool(placed) and placed[-1].kind == "succeeds",
+        max_isd_pct=placed[-1].reasons.get("max_isd_pct") if placed else None,
+        paused_before_s=max(round(paused_s), 0),
+    )
 
 
 def given_back_s(tag: Tag | None) -> int:

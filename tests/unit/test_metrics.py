@@ -9,18 +9,26 @@ from pathlib import Path
 import pytest
 from slurm_things import node, running
 
+from slurm_gpushare.coschedule.acting.explain import placed
+from slurm_gpushare.coschedule.acting.pauses import LONGEST_PAUSE_S
 from slurm_gpushare.coschedule.view.occupancy import occupancy
+from slurm_gpushare.coschedule.view.snapshot import How, Placement
 from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.report.distribution import Distribution
+from slurm_gpushare.report.job_lines import job_lines
 from slurm_gpushare.report.last_day import LastDay, last_day
 from slurm_gpushare.report.metrics import SpoolState, metrics, spool_state
+from slurm_gpushare.report.roles import remembered_tag
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.slurm.accounting import AccountedJob
+from slurm_gpushare.slurm.tag import Paused, Tag
 from slurm_gpushare.store.decisions import Decision
 from slurm_gpushare.store.runs import StoredRun
 from slurm_gpushare.store.sharing import Span
 from slurm_gpushare.store.store import Store
 
+NOW = 1_800_000_000
 SAMPLE = re.compile(r'gpushare_[a-z_]+(?:1d)?(?:\{[a-z]+="[a-z0-9. -]+"\})? (?:NaN|[0-9.e+-]+)')
 DAY = LastDay(7200.0, 36000.0, Distribution(4, 20.0, 10.0, 40.0, 40.0), 1)
 
@@ -109,6 +117,56 @@ def test_the_last_day_counts_what_lies_in_it(tmp_path: Path, monkeypatch: pytest
     assert found.isd_pct.count == 2
     assert found.isd_pct.max == pytest.approx(100)
     assert found.past_promise == 1
+
+
+@pytest.mark.parametrize(
+    ("decisions", "tag"),
+    [
+        ([("beside", -1000, {}), ("paused", -800, {}), ("resumed", -400, {})], Tag(paused_before_s=400)),
+        ([("beside", -1000, {}), ("paused", -100, {})], Tag(paused=Paused(NOW - 100))),
+        ([("beside", -1000, {"max_isd_pct": 10})], Tag(max_isd_pct=10)),
+        ([("alone", -2000, {}), ("succeeds", -1000, {})], Tag(successor=True)),
+        ([], Tag()),
+    ],
+    ids=["paused", "ended in its pause", "its owner's own promise", "successor", "guest"],
+)
+@pytest.mark.parametrize("seen", [0.6, 0.7, 0.85, 0.95])
+def test_the_last_day_and_the_report_say_the_same_of_a_job(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    decisions: list[tuple[str, int, dict[str, int]]],
+    tag: Tag,
+    seen: float,
+) -> None:
+    stood_s = int(tag.paused_s(NOW))
+    span = Span(1, 2, "gs-a", "gs-b", "n0", 0, "V100", NOW - 1000, NOW, 0.9, 0.9, 0.9, seen, paused_s=stood_s)
+    made = [Decision(2, NOW + at_s, kind, reasons=reasons) for kind, at_s, reasons in decisions]
+    with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+        store.sharing.begin([span])
+        store.decisions.add(made)
+        monkeypatch.setattr(store.runs, "between", lambda start_s, end_s: iter([run(2, NOW - 1000, NOW)]))
+        day = last_day(store, SitePromises(25, 50), NOW)
+    accounted = AccountedJob(
+        2, "2", "site", 1000, "ann", "lab", "gpu", "normal", "COMPLETED", NOW - 1000, None, NOW - 1000, NOW, 1000, None,
+        4, ("n0",), 0, 1, "", tag,
+    )  # fmt: skip
+    (line,) = job_lines([accounted], [span], SitePromises(25, 50), NOW, complete=True)
+    assert day.isd_pct.max == pytest.approx(line.isd_pct)
+    assert day.past_promise == line.past_promise
+
+
+@pytest.mark.parametrize("how", [How.ALONE, How.BESIDE, How.TOGETHER, How.SUCCEEDS])
+def test_a_placement_remembers_the_promise_that_the_owner_asked_for(how: How) -> None:
+    """Accounting has the tag, and metrics do without accounting."""
+    job = running("1", "n0", "gres/shard:v100_0:1", admin_comment="GS1:c=1;m=10")
+    tag = remembered_tag([placed(job, Placement("1", "n0", 0, how), None, "gpushare", NOW)], NOW)
+    assert tag == Tag(max_isd_pct=10, successor=how is How.SUCCEEDS)
+
+
+def test_a_pause_without_an_end_is_no_longer_than_a_pause_may_be() -> None:
+    """The helper was away, and Slurm or its administrator let the job go on."""
+    tag = remembered_tag([Decision(2, NOW - 9000, "paused"), Decision(2, NOW - 600, "paused")], NOW)
+    assert tag.paused_before_s == 2 * LONGEST_PAUSE_S
 
 
 def test_the_spool_is_counted_by_its_files(tmp_path: Path) -> None:

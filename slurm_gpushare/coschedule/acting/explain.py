@@ -33,8 +33,10 @@ def _rate(isd_pct: float | None) -> float | None:
     return None if isd_pct is None else 1.0 / (1.0 + isd_pct / 100.0)
 
 
-def _gpus(job: Job) -> dict[str, int]:
-    return {"gpus": job.gang} if job.gang else {}
+def _asked(job: Job) -> dict[str, int]:
+    """What a reader needs to know of the job's own request."""
+    asked = {"gpus": job.gang, "max_isd_pct": job.tag.max_isd_pct if job.tag else None}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def placed(job: Job, placement: Placement, partner: Job | None, policy: str, now_s: float) -> Decision:
@@ -47,7 +49,7 @@ def placed(job: Job, placement: Placement, partner: Job | None, policy: str, now
         gpu_index=placement.index,
         partner_job=partner.raw_id if partner else None,
         rate=_rate(placement.reasons.guest_isd_pct),
-        reasons={"key": job.key, "policy": policy, **_gpus(job), **_rounded(placement.reasons)},
+        reasons={"key": job.key, "policy": policy, **_asked(job), **_rounded(placement.reasons)},
     )
 
 
