@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_gpushare.errors import ConfigError
+from slurm_gpushare.promises import SitePromises
 
 DEFAULT_PATH = Path("/etc/slurm/gpushare.conf")
 
@@ -261,6 +262,10 @@ class Config:
     raw_shards: str
     source: Path | None = field(default=None, compare=False)
 
+    @property
+    def promises(self) -> SitePromises:
+        return SitePromises(self.resident_budget_pct, self.guest_cap_pct)
+
 
 _BY_NAME = {key.name.lower(): key for key in KEYS}
 
@@ -311,3 +316,6 @@ def load_config(path: Path | None = None) -> Config:
 
 
 assert {key.attribute for key in KEYS} == {f.name for f in fields(Config)} - {"source"}
+
+DEFAULTS = parse_config("")
+"""What holds where a site says nothing."""

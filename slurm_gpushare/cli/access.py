@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.config import KEYS, Config, load_config
+from slurm_gpushare.config import DEFAULTS, Config, load_config
 from slurm_gpushare.errors import ConfigError, GpushareError, NotInstalled
 from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
@@ -15,13 +14,11 @@ from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 if TYPE_CHECKING:
     from slurm_gpushare.store.store import Store
 
-_PUBLIC_DIR = next(key.default for key in KEYS if key.attribute == "public_dir")
-
 
 def source(config: Config | None, *, loud: bool = False) -> Source:
     """Where this user's figures come from."""
     store = readable_store(config, loud=loud)
-    directory = config.public_dir if config else Path(_PUBLIC_DIR)
+    directory = (config or DEFAULTS).public_dir
     if store is not None:
         return StoreSource(store, directory)
     return PublishedSource(directory, os.geteuid(), config.munge_socket if config else None)
@@ -29,7 +26,7 @@ def source(config: Config | None, *, loud: bool = False) -> Source:
 
 def promise_of(config: Config | None) -> SitePromises:
     """The site's promises, by default ours."""
-    return SitePromises(config.resident_budget_pct, config.guest_cap_pct) if config else SitePromises(25.0, 50.0)
+    return (config or DEFAULTS).promises
 
 
 def config_or_defaults() -> Config | None:

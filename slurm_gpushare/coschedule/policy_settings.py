@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurm_gpushare.config import Config
+from slurm_gpushare.config import DEFAULTS, Config
 from slurm_gpushare.promises import SitePromises
 
 
@@ -12,14 +12,14 @@ from slurm_gpushare.promises import SitePromises
 class PolicySettings:
     """What the plan needs to know besides the snapshot; percentages as in gpushare.conf."""
 
-    policy: str = "gpushare"
-    objective: str = "completion"  # or "saving"
-    share_across: str = "any"  # or "account", "user"
-    resident_budget_pct: float = 25.0
-    guest_cap_pct: float = 50.0
-    memory_headroom_pct: float = 5.0
+    policy: str = DEFAULTS.policy
+    objective: str = DEFAULTS.objective  # completion or saving
+    share_across: str = DEFAULTS.share_across  # any, account or user
+    resident_budget_pct: float = DEFAULTS.resident_budget_pct
+    guest_cap_pct: float = DEFAULTS.guest_cap_pct
+    memory_headroom_pct: float = DEFAULTS.memory_headroom_pct
     limit_margin_pct: float = 5.0  # shared ends stay this far inside the time limits
-    extend_time_limit: bool = True
+    extend_time_limit: bool = DEFAULTS.extend_time_limit
     aged_s: float = 86_400.0  # a job that has waited this long goes first
     express_factor: float = 3.0  # guests are at most this many mean durations long
     explore_rate: float = 0.2  # the rate that an uncertain guest is assumed to leave and get at worst

@@ -240,8 +240,8 @@ class Helper:
         """What gives the job back that it has lost; None if that is nothing, or cannot be given."""
         lost_s = stopped_s(job, view.now_s)
         if self._watch.measured(job.raw_id) or ends_soon(job, view.now_s):
-            promise_pct = self.config.guest_cap_pct if cost.joined else self.config.resident_budget_pct
-            lost_s += min(cost.lost_s, most_lost_s(job, promise_pct))
+            site_pct = self.config.promises.of(guest=cost.joined, own_pct=None)  # asking for less costs no time
+            lost_s += min(cost.lost_s, most_lost_s(job, site_pct))
         return extension(job, lost_s, self._site.most_s(job.partitions), self._free_until(job, view))
 
     def _free_until(self, job: Job, view: View) -> float:

@@ -18,7 +18,6 @@ from slurm_gpushare.coschedule.view.observe import View, expectation
 from slurm_gpushare.coschedule.view.queue_facts import SharingCost, TokenFacts
 from slurm_gpushare.coschedule.view.store_facts import token_facts
 from slurm_gpushare.coschedule.view.taking_part import token_of
-from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
@@ -33,7 +32,7 @@ class Watch:
     def __init__(self, config: Config, store: Store, slurm: Slurm, ledger: Ledger) -> None:
         self._store = store
         self._ledger = ledger
-        self._promises = SitePromises(config.resident_budget_pct, config.guest_cap_pct)
+        self._promises = config.promises
         self._measured = PairMeasurements(store)
         self.keeper = Keeper(config, slurm)
         self._memory = MemoryWatch(config, store, slurm, self.keeper)

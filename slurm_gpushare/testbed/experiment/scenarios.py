@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.config import DEFAULTS
 from slurm_gpushare.testbed.emulator.card import Demand
 from slurm_gpushare.testbed.job import contention
 
-SITE = SitePromises(25.0, 50.0)
+SITE = DEFAULTS.promises
 TOLERATED = 1.1
 """A promise counts as broken where it is passed by more than a tenth."""
 
