@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 from plan_scenes import NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
 
-from slurm_gpushare.coschedule.view.snapshot import (
-    How,
-)
+from slurm_gpushare.coschedule.view.snapshot import How, PendingJob
 
 LATE = replace(running(), expected_s=1200.0, joined=True)
 """A former guest with 200 s to go: at a rate of 0.8 they take 250 s, 50 more, and 50 s of a neighbour's work."""
@@ -43,6 +41,14 @@ def test_a_successor_is_promised_what_a_resident_is() -> None:
     for max_isd_pct, where in ((2, NOWHERE), (3, SUCCEEDS)):  # 200 s of 9000 are 2.2 %
         job = replace(LONG, max_isd_pct=max_isd_pct)
         assert places(decide([card(LATE)], [job], knowledge=unsure)) == where
+
+
+@pytest.mark.parametrize("others", [[], [pending("q", expected_s=9000, limit_s=20_000, max_isd_pct=10)]])
+def test_what_a_successor_is_promised_does_not_depend_on_who_else_waits(others: list[PendingJob]) -> None:
+    """At worst it loses 200 s of 300: two thirds, where guests are promised half and residents all."""
+    settings, unsure = replace(SETTINGS, resident_budget_pct=100.0), Flat(0.8, low=0.5)
+    job = replace(LONG, expected_s=300)
+    assert places(decide([card(LATE)], [job, *others], knowledge=unsure, settings=settings)) == SUCCEEDS
 
 
 @pytest.mark.parametrize(("lost_s", "where"), [(245, SUCCEEDS), (255, NOWHERE)])

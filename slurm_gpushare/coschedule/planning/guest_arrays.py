@@ -145,8 +145,7 @@ def candidates_of(
     jobs: Sequence[PendingJob], rank: Ints, kind: Ints, now_s: float, settings: PolicySettings
 ) -> Candidates:
     """The pending jobs as candidates for a lane."""
-    cap, promises = settings.guest_cap_pct, settings.promises
-    own = [promises.of(guest=True, own_pct=job.max_isd_pct) for job in jobs]
+    own = [np.inf if job.max_isd_pct is None else job.max_isd_pct for job in jobs]
     middle, spread = (np.array(v, float) for v in zip(*((j.expected_s, j.expected_spread) for j in jobs), strict=True))
     limit_s = np.array([job.limit_s for job in jobs], float)
     duration = given_done(middle, spread, limit_s, np.zeros(len(jobs)))
@@ -158,7 +157,7 @@ def candidates_of(
         high_s=duration.high_s,
         limit_s=limit_s,
         waited_s=now_s - np.array([job.eligible_s for job in jobs], float),
-        cap_pct=np.array(own, float) if any(pct < cap for pct in own) else None,
+        own_pct=np.array(own, float) if any(pct < np.inf for pct in own) else None,
     )
 
 

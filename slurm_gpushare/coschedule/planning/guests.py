@@ -92,13 +92,13 @@ class Candidates:
     high_s: Floats  # if it is long
     limit_s: Floats
     waited_s: Floats
-    cap_pct: Floats | None = None  # most that it may be slowed, where owners ask for less than the site does
+    own_pct: Floats | None = None  # most that owners let them be slowed, inf where one said nothing; None: none did
 
     def take(self, some: Ints) -> Candidates:
         """Only these."""
         return Candidates(
             self.rank[some], self.kind[some], self.low_s[some], self.expected_s[some], self.high_s[some],
-            self.limit_s[some], self.waited_s[some], None if self.cap_pct is None else self.cap_pct[some],
+            self.limit_s[some], self.waited_s[some], None if self.own_pct is None else self.own_pct[some],
         )  # fmt: skip
 
 
@@ -264,9 +264,9 @@ def look_at(
     ok = within_promise(high, terms, cell, lanes.budget_s[columns], lanes.bears[columns]) & (gain > 0.0)
     outlives = terms.outlives[cell] * lanes.limit_left_s[columns]
     ok &= (waiting.limit_s[guests][:, None] <= outlives) | (waiting.rank[guests][:, None] <= lanes.wanted_rank[columns])
-    if isinstance(waiting.cap_pct, np.ndarray):  # an owner's own cap knows no exploration
-        own_cap_pct = waiting.cap_pct[guests][:, None]
-        ok &= (own_cap_pct >= settings.guest_cap_pct) | ((terms.stay_high[cell] - 1.0) * 100.0 <= own_cap_pct)
+    if waiting.own_pct is not None:  # an owner's own cap knows no exploration
+        own_pct = waiting.own_pct[guests][:, None]
+        ok &= (own_pct >= settings.guest_cap_pct) | ((terms.stay_high[cell] - 1.0) * 100.0 <= own_pct)
     if compatible is not None and ok.any():
         ok &= compatible(guests, columns)
     return Offers(stay, delay, gain, terms.explored[cell], ok)

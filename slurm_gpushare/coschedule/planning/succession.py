@@ -77,9 +77,8 @@ def _join(
     cell = (waiting.kind[[i]], lanes.kind[[lane]])
     stay, delay = together(d, left_s, terms, cell)
     _, lost_s = at_worst(lanes.left_high_s[[lane]], terms, cell)
-    promise_pct = settings.resident_budget_pct
-    if isinstance(waiting.cap_pct, np.ndarray):
-        promise_pct = min(promise_pct, float(waiting.cap_pct[i]))
+    own_pct = None if waiting.own_pct is None else float(waiting.own_pct[i])
+    promise_pct = settings.promises.of(guest=False, own_pct=own_pct)
     gain_s = wait_s + d - stay - delay
     ok = terms.can_share[cell] & (lost_s <= promise_pct / 100.0 * waiting.low_s[[i]])
     ok &= 1.0 / terms.resident_low[cell] - 1.0 <= lanes.bears[lane]
