@@ -47,6 +47,14 @@ def test_memory_is_told_with_its_numbers() -> None:
     assert words(reason)[0] == "it needs 9000 MiB of GPU memory, and beside the best neighbour 7200 MiB are free"
 
 
+def test_too_long_means_longer_than_the_plan_allows() -> None:
+    """Where nothing is known of what came lately, the sharers at hand say what is short, also those that run."""
+    jobs = [pending(expected_s=9000, limit_s=20_000), pending("x", token=None, expected_s=900_000)]
+    others = [card(running(f"s{i}", expected_s=1500, whole=True), index=i) for i in range(1, 13)]
+    reason = reasons([RESIDENT, *others], jobs, mean_duration_s=None)["p"]
+    assert (reason.code, reason.have) == (Code.TOO_LONG, pytest.approx(3.0 * (9000 + 10_000 + 12 * 1500) / 14))
+
+
 @pytest.mark.parametrize(
     ("case", "code"),
     [

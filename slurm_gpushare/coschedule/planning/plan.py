@@ -30,6 +30,7 @@ from slurm_gpushare.coschedule.planning.guest_arrays import (
 )
 from slurm_gpushare.coschedule.planning.guests import Join, choose_guests
 from slurm_gpushare.coschedule.planning.long_guests import Backlog, choose_long_guests, first_long
+from slurm_gpushare.coschedule.planning.recent_durations import mean_duration_s
 from slurm_gpushare.coschedule.planning.succession import AT_ONCE, ending_first, succeed
 from slurm_gpushare.coschedule.planning.waits import Floats, expected_waits_s
 from slurm_gpushare.coschedule.planning.whole_gpus import hand_out
@@ -80,7 +81,7 @@ def plan(snapshot: Snapshot, knowledge: Knowledge | KnowledgeByModel, settings: 
         residents = _residents(snapshot, own, by_rank, gangs)
         residents = [resident for resident in residents if resident.job.key not in joined]
         if guests and residents:
-            longest_s = longest_guest_s(_mean_duration_s(snapshot, gangs), settings)
+            longest_s = longest_guest_s(mean_duration_s(snapshot, gangs), settings)
             wanted = first_wanting(sites, rest, gangs=gangs)
             for model, here in residents_by_model(snapshot, residents).items():
                 known = known_on(knowledge, model)
@@ -215,17 +216,6 @@ def _waits(
     finite = np.where(np.isfinite(work_s), work_s, 0.0)
     waits_s: Floats = expected_waits_s(np.concatenate([np.zeros(empty), free_in_s]), finite)
     return {rank: float(wait_s) for (rank, _), wait_s in zip(rest, waits_s, strict=True)}
-
-
-def _mean_duration_s(snapshot: Snapshot, gangs: bool) -> float:
-    mean_s = snapshot.mean_gang_s if gangs else snapshot.mean_duration_s
-    if mean_s is not None:
-        return mean_s
-    jobs: list[PendingJob | Occupant] = list(snapshot.pending)
-    jobs += [job for gpu in snapshot.gpus for job in gpu.occupants]
-    known = [job.expected_s for job in jobs if job.token is not None and job.gang is gangs]
-    known = [s for s in known if np.isfinite(s)]
-    return float(np.mean(known)) if known else 0.0
 
 
 def _blocks(

@@ -22,6 +22,7 @@ from slurm_gpushare.coschedule.planning.guest_arrays import (
 )
 from slurm_gpushare.coschedule.planning.guests import together, within_promise
 from slurm_gpushare.coschedule.planning.reasons import Code, Reason
+from slurm_gpushare.coschedule.planning.recent_durations import mean_duration_s
 from slurm_gpushare.coschedule.policy_settings import PolicySettings
 from slurm_gpushare.coschedule.view.snapshot import LeftToSlurm, PendingJob, Snapshot
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
@@ -112,7 +113,7 @@ class _Bench:
         self.waiting, self.lanes, self.gpus = arrays.waiting, arrays.lanes, arrays.gpus
         self.terms, self.compatible = arrays.terms, arrays.compatible
         self.waits_s = [waits_s.get(job.key) for job in jobs]
-        self.longest_s = longest_guest_s(_mean_s(snapshot, jobs[0].gang), settings)
+        self.longest_s = longest_guest_s(mean_duration_s(snapshot, jobs[0].gang), settings)
 
     def reason(self, row: int, free: Bools) -> Reason:
         """The rule that leaves no card for job `row`."""
@@ -155,11 +156,3 @@ class _Bench:
         stay, delay = together(np.array([d]), lanes.left_s, terms, cell)
         wait_s = self.waits_s[row]
         yield Code.NO_GAIN, (np.inf if wait_s is None else wait_s) + d - stay - delay > 0.0, None, None
-
-
-def _mean_s(snapshot: Snapshot, gangs: bool) -> float:
-    mean_s = snapshot.mean_gang_s if gangs else snapshot.mean_duration_s
-    if mean_s is not None:
-        return mean_s
-    known = [s for job in snapshot.pending if job.gang is gangs and np.isfinite(s := job.expected_s)]
-    return float(np.mean(known)) if known else 0.0
