@@ -8,51 +8,37 @@ from typing import TYPE_CHECKING
 from slurm_gpushare.cli.output import warn
 from slurm_gpushare.config import DEFAULTS, Config, load_config
 from slurm_gpushare.errors import ConfigError, GpushareError, NotInstalled
-from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 
 if TYPE_CHECKING:
     from slurm_gpushare.store.store import Store
 
 
-def source(config: Config | None, *, loud: bool = False) -> Source:
+def source(config: Config, *, loud: bool = False) -> Source:
     """Where this user's figures come from."""
     store = readable_store(config, loud=loud)
-    directory = (config or DEFAULTS).public_dir
     if store is not None:
-        return StoreSource(store, directory)
-    return PublishedSource(directory, os.geteuid(), config.munge_socket if config else None)
+        return StoreSource(store, config.public_dir)
+    return PublishedSource(config.public_dir, os.geteuid(), config.munge_socket)
 
 
-def promise_of(config: Config | None) -> SitePromises:
-    """The site's promises, by default ours."""
-    return (config or DEFAULTS).promises
-
-
-def config_or_defaults() -> Config | None:
-    """The settings; a warning and None where there are none to read."""
+def config_or_defaults(*, loud: bool = True) -> Config:
+    """The settings; the defaults, and a warning if `loud`, where there are none to read."""
     try:
         return load_config()
     except ConfigError as error:
-        warn(f"{error} The defaults are used.")
-        return None
+        if loud:
+            warn(f"{error} The defaults are used.")
+        return DEFAULTS
 
 
-def config_or_none() -> Config | None:
-    """The settings, or None without a word: for commands that work without them."""
-    try:
-        return load_config()
-    except ConfigError:
-        return None
-
-
-def readable_store(config: Config | None, *, loud: bool = True) -> Store | None:
+def readable_store(config: Config, *, loud: bool = True) -> Store | None:
     """The store for reading, or None: users have no access to it, and need none.
 
-    The database library is imported only where there is something to open: commands answer at once without it.
+    The database library is imported only where there is something to open: commands answer at once without it. Who
+    was told already that the defaults are used is not told that nothing is there.
     """
-    if config is None:
-        return None
+    loud = loud and config.source is not None
     path = config.store_url.removeprefix("sqlite://")
     if path != config.store_url and os.path.exists(path) and not os.access(path, os.R_OK):
         return None

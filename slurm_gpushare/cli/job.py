@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from slurm_gpushare.cli.access import config_or_defaults, promise_of, source
+from slurm_gpushare.cli.access import config_or_defaults, source
 from slurm_gpushare.cli.checks import check_job_ids
 from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import echo_json, use_colour, warn
@@ -41,7 +41,7 @@ def job(job_ids: Sequence[str], as_json: bool) -> None:
     for number, known in enumerate(found):
         figures.note = ""
         history = figures.of_job(known.raw_id, known.key, known.uid)
-        facts = facts_of(known, history, promise_of(config), now_s, cpu_s.get(known.raw_id))
+        facts = facts_of(known, history, config.promises, now_s, cpu_s.get(known.raw_id))
         # Why it waits now is told with its numbers; the story has what came before.
         told = [d for d in history.decisions if facts.reason is None or d.kind != "waits"]
         names = {**figures.keys(), **keys}

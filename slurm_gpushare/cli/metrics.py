@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from slurm_gpushare.atomic_files import replace_text
-from slurm_gpushare.cli.access import config_or_defaults, promise_of, readable_store
+from slurm_gpushare.cli.access import config_or_defaults, readable_store
 from slurm_gpushare.cli.options import FILE
 from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.errors import GpushareError
@@ -30,11 +30,11 @@ def metrics(output: Path | None) -> None:
     store = readable_store(config)
     try:
         text = figures.metrics(
-            gpu_lines(nodes, cards, frozenset(config.partitions if config else ())),
+            gpu_lines(nodes, cards, frozenset(config.partitions)),
             tagged_jobs(queue, cards),
             store,
-            last_day(store, promise_of(config), time.time()) if store else None,
-            figures.spool_state(config.spool_dir) if config else None,
+            last_day(store, config.promises, time.time()) if store else None,
+            figures.spool_state(config.spool_dir),
         )
     finally:
         if store:

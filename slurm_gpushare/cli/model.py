@@ -10,7 +10,7 @@ import click
 
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import Column, echo_models, right, table
-from slurm_gpushare.config import load_config
+from slurm_gpushare.config import DEFAULTS, load_config
 from slurm_gpushare.errors import BadInput
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def fit(k: int | None, gpu_model: str | None) -> None:
         _print(found.model)
 
 
-def _wanted(gpu_model: str | None, config: Config | None, store: Store | None) -> list[str]:
+def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[str]:
     """The GPU models that are asked for: one, or all that share here, as the cards call themselves."""
     from slurm_gpushare.store.gpu_models import models_of, own_name
 
-    if gpu_model or config is None:
-        return [own_name(gpu_model or "V100")]
+    if gpu_model:
+        return [own_name(gpu_model)]
     if store is None:
         return [own_name(name) for name in config.gpu_models]
     return list(models_of(store.database, config.gpu_models).values())
@@ -71,8 +71,8 @@ def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: s
     from slurm_gpushare.coschedule.pairs.cluster_tags import InForce, feature_values, in_force
     from slurm_gpushare.knowledge.shipped import default_model
 
-    config = None if model_file else config_or_defaults()
-    store = readable_store(config)
+    config = DEFAULTS if model_file else config_or_defaults()
+    store = None if model_file else readable_store(config)
     wanted = _wanted(gpu_model, config, store)
     if model_file:
         models = [InForce(_read(model_file))]

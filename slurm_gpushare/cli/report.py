@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.access import config_or_defaults, promise_of, source
+from slurm_gpushare.cli.access import config_or_defaults, source
 from slurm_gpushare.cli.checks import check_accounting_names, check_partitions, check_period, check_users
 from slurm_gpushare.cli.options import FORCE, HTML, JSON, SLURM_CLUSTERS
 from slurm_gpushare.cli.output import echo_json, progress, warn
@@ -65,12 +65,12 @@ def report(
     config, slurm = config_or_defaults(), connect()
     check_partitions(slurm, partitions)
     users = _whose(slurm, users, uids)
-    filters = Filters(users, accounts, partitions or ",".join(config.partitions if config else ()), clusters)
+    filters = Filters(users, accounts, partitions or ",".join(config.partitions), clusters)
     figures = source(config, loud=True)
     if isinstance(figures, PublishedSource):
         figures.ask_about(uids or ({os.geteuid()} if users else set()))
     with progress("Reading accounting", 1) as bar:
-        found = collect(slurm, figures, period, filters, promise_of(config))
+        found = collect(slurm, figures, period, filters, config.promises)
         bar.update(1)
     if not found.jobs:  # nothing, or nothing possible?
         check_accounting_names(slurm, "account", accounts)
@@ -99,16 +99,16 @@ def _whose(slurm: Slurm, users: str, uids: set[int]) -> str:
     return getpass.getuser()
 
 
-def _page(slurm: Slurm, figures: Source, config: Config | None, found: Report, shadow: Shadow | None) -> str:
+def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: Shadow | None) -> str:
     store = figures.store if isinstance(figures, StoreSource) else None
-    cells = known_cells(store, config.gpu_models if config else ())
+    cells = known_cells(store, config.gpu_models)
     points = profile_points(store) if store else []
     return render(found, points, cells, _origin(slurm), _shadow_lines(shadow))
 
 
-def _shadow(slurm: Slurm, figures: Source, config: Config | None, found: Report) -> Shadow | None:
+def _shadow(slurm: Slurm, figures: Source, config: Config, found: Report) -> Shadow | None:
     """What sharing would have done, for who may read the store; of part of the queue it cannot be told."""
-    if config is None or not isinstance(figures, StoreSource):
+    if not isinstance(figures, StoreSource):
         return None
     try:
         from slurm_gpushare.cli.shadow import shadow_of

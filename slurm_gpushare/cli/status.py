@@ -105,7 +105,7 @@ def status(
     """
     chosen = _chosen(fields, GPU_FIELDS, GPU_DEFAULT)
     config, slurm = config_or_defaults(), connect()
-    partitions = check_partitions(slurm, partition) or frozenset(config.partitions if config else ())
+    partitions = check_partitions(slurm, partition) or frozenset(config.partitions)
     wanted = frozenset(expand(nodelist))
     figures = source(config)
     while True:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import click
 
-from slurm_gpushare.cli.access import config_or_none, source
+from slurm_gpushare.cli.access import config_or_defaults, source
 from slurm_gpushare.cli.options import JSON, NO_HEADER
 from slurm_gpushare.cli.output import Cell, Column, echo_json, right, table, warn
 from slurm_gpushare.coschedule.planning.reasons import duration_text
@@ -61,7 +61,7 @@ def list_tokens(noheader: bool, parsable: bool, as_json: bool) -> None:
     A workload shares once it has been measured: RUNS says by how many runs. TIME and MEM are what it typically needs.
     """
     items = TokenFile().all()
-    figures = source(config_or_none())
+    figures = source(config_or_defaults(loud=False))
     known = figures.tokens(os.geteuid())
     facts = {item.token: (known or {}).get(item.token, TokenFigures(item.token)) for item in items}
     if as_json:
