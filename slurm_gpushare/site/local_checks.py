@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 from slurm_gpushare.config import Config
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
-from slurm_gpushare.telemetry.spool import INCOMING, REJECTED, SUFFIX
+from slurm_gpushare.store.credential import opener
+from slurm_gpushare.telemetry.spool import INCOMING, REJECTED, SUFFIX, seal
 
 Check = Callable[[Config], Iterable[Finding]]
 
@@ -126,13 +126,12 @@ def spool(config: Config) -> Iterator[Finding]:
 
 
 def munge(config: Config) -> Iterator[Finding]:
-    """Records prove their author by munge."""
-    del config
+    """Records prove their author by munge: by the munged that nodes and helper ask."""
     try:
-        sealed = subprocess.run(["munge", "-n"], capture_output=True, timeout=10, check=True)
-        subprocess.run(["unmunge"], input=sealed.stdout, capture_output=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError) as why:
-        yield failed("munge", f"no credential can be made and read: {type(why).__name__}", "Start munged.")
+        opener(config.munge_socket)(seal("doctor", config.munge_socket).encode())
+    except GpushareError as why:
+        hint = "Start munged, or set MungeSocket to its socket."
+        yield failed("munge", f"no credential can be made and read: {why.what}", hint)
     else:
         yield passed("munge", "credentials can be made and read")
 

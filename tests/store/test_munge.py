@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from store_helpers import ALICE, NOW, Tags, command_record, record, token
 
+from slurm_gpushare.config import DEFAULTS
+from slurm_gpushare.site.finding import Level
+from slurm_gpushare.site.local_checks import munge
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import CredentialError, MungeDown, OpenCredential, Sealed, _Command, _Library
 from slurm_gpushare.store.ingest import Ingest
@@ -123,3 +127,8 @@ def test_two_ingests_at_once_count_each_record_once(
     assert list(incoming.iterdir()) == []
     assert sum(profile.runs for profile in store.profiles.all()) == len(jobs)
     assert store.counters.all()["counted"] == len(jobs)
+
+
+def test_doctor_tries_the_munged_of_the_settings(munge_socket: Path) -> None:
+    (finding,) = munge(replace(DEFAULTS, munge_socket=munge_socket))
+    assert finding.level is Level.PASS
