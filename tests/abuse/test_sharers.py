@@ -13,8 +13,7 @@ from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, ti
 from telemetry_bed import endless, until, workload
 
 from slurm_gpushare.coschedule.pairs import keeping
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY
-from slurm_gpushare.coschedule.pairs.measuring import MIN_SAMPLES
+from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ENOUGH
 from slurm_gpushare.coschedule.tick import LEASES_A_TICK
 from slurm_gpushare.store.incoming import Spool
 from slurm_gpushare.testbed.experiment.submitting import submit
@@ -110,7 +109,7 @@ def test_who_idles_beside_its_guest_gets_nobody_paused(testbed: Testbed, verdict
     def measured() -> bool:
         record = site.store.live.of_jobs({int(resident)}).get(int(resident))
         stat = record.shared.stats.get(ACTIVITY) if record else None
-        return stat is not None and stat.n >= 3 * MIN_SAMPLES
+        return stat is not None and stat.n >= 3 * ENOUGH
 
     assert after_ticks(site, daemon, measured), site.picture()
     for _ in range(3):

@@ -9,8 +9,7 @@ from helper_kit import TOKENS, Site
 from telemetry_bed import configure, endless
 
 from slurm_gpushare.coschedule.daemon import Daemon
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY
-from slurm_gpushare.coschedule.pairs.measuring import MIN_SAMPLES
+from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ENOUGH
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
 from slurm_gpushare.slurm.gres import type_index
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
@@ -72,7 +71,7 @@ def submit_for(site: Site, index: int, jobs: Sharers) -> str:
 def alone_is_known(site: Site, daemon: Daemon, job: str) -> bool:
     tick(site, daemon)
     record = site.store.live.of_jobs({int(job)}).get(int(job))
-    return record is not None and ACTIVITY in record.alone.stats and record.alone.stats[ACTIVITY].n >= MIN_SAMPLES
+    return record is not None and ACTIVITY in record.alone.stats and record.alone.stats[ACTIVITY].n >= ENOUGH
 
 
 def tick(site: Site, daemon: Daemon) -> None:

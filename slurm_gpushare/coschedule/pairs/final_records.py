@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_gpushare.coschedule.pairs.contended import CARD, is_believed
 from slurm_gpushare.knowledge.rates import UNIT_SD
@@ -17,9 +18,11 @@ from slurm_gpushare.telemetry.record import Record, Stat
 ACTIVITY = "proc_sm_pct"
 MIN_ACTIVITY_PCT = 3.0
 """Below it the ratio of two samples says nothing."""
+ACTIVITY_MEAN = f"{ACTIVITY}_mean"
+"""As a profile has it."""
 MIN_SAMPLES = 3
-ENOUGH_ALONE = 20
-"""With so many samples alone in the same run, that run is the better measure; else the profile is."""
+ENOUGH = 20
+"""The mean of so many samples of a run says what this run does, better than what earlier ones did."""
 SAMPLES_APART = 2.0
 """So many samples in a row tell as much as one: the card's figures are averages over up to a second."""
 LEAST_ERROR = 0.03
@@ -42,6 +45,13 @@ class Beside:
     """The rate as it was measured while they shared."""
 
 
+class Alone(NamedTuple):
+    """How active a job is alone, in per cent, and how far that may be off (relative)."""
+
+    pct: float
+    error: float
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """A rate that was seen, and its weight as an observation."""
@@ -52,9 +62,8 @@ class Lesson:
 
 def lessons(record: Record, alone_pct: float | None, beside: Mapping[int, Beside]) -> dict[int, Lesson]:
     """What is learned of each neighbour, by job. `alone_pct` is the activity alone as the profile has it."""
-    shared, own = record.shared.stats.get(ACTIVITY), record.alone.stats.get(ACTIVITY)
-    base = _alone(own, alone_pct)
-    if base is None or shared is None or shared.n < MIN_SAMPLES or base[0] < MIN_ACTIVITY_PCT:
+    shared, base = record.shared.stats.get(ACTIVITY), activity_alone(record, alone_pct)
+    if base is None or shared is None or shared.n < MIN_SAMPLES or base.pct < MIN_ACTIVITY_PCT:
         return {}
     seconds = sum(item.seconds for item in beside.values())
     new = {job: item for job, item in beside.items() if item.measured is None and item.seconds >= LEAST_PART * seconds}
@@ -62,13 +71,13 @@ def lessons(record: Record, alone_pct: float | None, beside: Mapping[int, Beside
         return {}
     part = sum(item.seconds for item in new.values()) / seconds
     known = sum(item.seconds * (item.measured or item.expected) for job, item in beside.items() if job not in new)
-    left = shared.mean / base[0] - known / seconds  # of the mean rate, for those who are new
+    left = shared.mean / base.pct - known / seconds  # of the mean rate, for those who are new
     expected = sum(item.seconds * item.expected for item in new.values()) / seconds
     card = record.shared.stats.get(CARD)
     foreseen = expected + known / seconds
-    if left <= 0.0 or not is_believed(shared.mean / base[0], foreseen, card.mean if card else None):
+    if left <= 0.0 or not is_believed(shared.mean / base.pct, foreseen, card.mean if card else None):
         return {}
-    error = math.hypot(relative_error(shared, shared.n), base[1], LEAST_ERROR) / part
+    error = math.hypot(relative_error(shared, shared.n), base.error, LEAST_ERROR) / part
     found = {}
     for job, item in new.items():
         among = item.seconds / seconds
@@ -78,15 +87,12 @@ def lessons(record: Record, alone_pct: float | None, beside: Mapping[int, Beside
     return found
 
 
-def _alone(own: Stat | None, profile_pct: float | None) -> tuple[float, float] | None:
-    """Activity alone, in per cent, and its relative error."""
-    if own is not None and own.n >= ENOUGH_ALONE:
-        return own.mean, relative_error(own, own.n)
-    if profile_pct is not None:
-        return profile_pct, PROFILE_ERROR
-    if own is not None and own.n >= MIN_SAMPLES:
-        return own.mean, relative_error(own, own.n)
-    return None
+def activity_alone(record: Record, profile_pct: float | None, least: int = MIN_SAMPLES) -> Alone | None:
+    """By this run if it has enough samples alone, else by the profile; without a profile `least` are enough."""
+    own = record.alone.stats.get(ACTIVITY)
+    if own is not None and own.n >= (least if profile_pct is None else ENOUGH):
+        return Alone(own.mean, relative_error(own, own.n))
+    return None if profile_pct is None else Alone(profile_pct, PROFILE_ERROR)
 
 
 def relative_error(stat: Stat, n: int) -> float:

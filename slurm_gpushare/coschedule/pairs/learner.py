@@ -12,7 +12,7 @@ import numpy as np
 from slurm_gpushare.coschedule import log
 from slurm_gpushare.coschedule.pairs.cluster_tags import NewProfiles, assign_new
 from slurm_gpushare.coschedule.pairs.contended import CARD, is_believed
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, Beside, lessons
+from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY_MEAN, Beside, lessons
 from slurm_gpushare.knowledge.cells import balanced_partners
 from slurm_gpushare.knowledge.interference import GANG_DOUBT, Telemetry
 from slurm_gpushare.knowledge.kb import KnowledgeBase
@@ -141,7 +141,7 @@ class Learner:
             return
         spans = {span.side_of(run.job_id).neighbour: span for span in self._store.sharing.of_job(run.job_id)}
         beside = dict(self._beside(run, record, spans))
-        found = lessons(record, profile.features.get(f"{ACTIVITY}_mean") if profile else None, beside)
+        found = lessons(record, profile.features.get(ACTIVITY_MEAN) if profile else None, beside)
         new = [
             Observation(
                 f"activity:{run.job_id}:{job}:{record.run_id}", run.gpu_model, run.token, beside[job].token,

@@ -1,4 +1,11 @@
-"""Is a running job still what was measured of its token?
+"""Is a running job still what was measured of its token? Three questions, which need three answers:
+
+- *Past its profile*, `ProfileCheck`: has its owner changed the workload, or hidden what it does? It is written down
+  against the owner and the token is measured anew, so it must be sure.
+- *Unlike its profile*, `unlike_profile`: whose promise comes first now that one of two must be paused? It holds until
+  the next look, and one of the two must be chosen, so one record decides, by round margins.
+- *Outgrown*, `memory.MemoryWatch`: how much memory does it really need? Every MiB more counts from now on, and two that
+  no longer fit cannot wait for a second record.
 
 A job may be past its profile because its owner changed it, or because the profile was made to look harmless. Both
 cost a neighbour more than it was promised. One interim record may show a phase that the profile averages out, so two
@@ -11,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ACTIVITY_MEAN, ENOUGH
 from slurm_gpushare.coschedule.pairs.measuring import Tally
 from slurm_gpushare.store.combine import Numbers, sd_name, tolerance_points
 from slurm_gpushare.store.workloads import Profile
@@ -23,6 +31,9 @@ SDS = 2.0
 """How many standard deviations of a run's own samples its mean may be above the profile's for a while."""
 MOST_REMEMBERED = 10_000
 """So many jobs that are over are remembered until their final record comes."""
+UNLIKE_POINTS = 15.0
+"""Activity so far above the profile's, in points of a hundred, is another workload; runs of one differ by less."""
+UNLIKE_MEMORY = 1.05
 MEMORY = "mem_used_mib"
 _MEANS = {"gpu_util_mean_pct": "gpu_util_pct", "mem_access_mean_pct": "mem_access_pct"}
 
@@ -37,6 +48,19 @@ class Excess:
 
     def __str__(self) -> str:
         return f"{self.feature} is {self.seen:.0f}, measured was {self.profiled:.0f}"
+
+
+def unlike_profile(record: Record | None, profile: Profile | None) -> bool:
+    """Whether a running job is busier than its profile says, or has more memory, by its latest record alone."""
+    if record is None or profile is None:
+        return False
+    used_mib = record.features.mem_used_mib
+    if used_mib is not None and used_mib > UNLIKE_MEMORY * profile.mem_used_mib:
+        return True
+    known = profile.features.get(ACTIVITY_MEAN)
+    stats = [period.stats.get(ACTIVITY) for period in (record.alone, record.shared)]
+    seen = next((stat for stat in stats if stat is not None and stat.n >= ENOUGH), None)
+    return known is not None and seen is not None and seen.mean > known + UNLIKE_POINTS
 
 
 def memory_excess(record: Record, profile: Profile, headroom_pct: float) -> Excess | None:

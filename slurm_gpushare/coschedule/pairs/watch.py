@@ -12,8 +12,8 @@ from slurm_gpushare.coschedule.pairs.judging import Standing
 from slurm_gpushare.coschedule.pairs.keeping import Judged, Keeper
 from slurm_gpushare.coschedule.pairs.ledger import Ledger, Pair, Turn
 from slurm_gpushare.coschedule.pairs.measured_pairs import PairMeasurements, SeenPair
-from slurm_gpushare.coschedule.pairs.measuring import as_profiled
 from slurm_gpushare.coschedule.pairs.memory import MemoryWatch
+from slurm_gpushare.coschedule.pairs.past_profile import unlike_profile
 from slurm_gpushare.coschedule.view.observe import View, expectation
 from slurm_gpushare.coschedule.view.queue_facts import SharingCost, TokenFacts
 from slurm_gpushare.coschedule.view.store_facts import token_facts
@@ -107,7 +107,8 @@ class Watch:
             )
 
         true = [
-            token_of(job) not in struck and as_profiled(seen.records.get(job.raw_id), profiles.get(token_of(job) or ""))
+            token_of(job) not in struck
+            and not unlike_profile(seen.records.get(job.raw_id), profiles.get(token_of(job) or ""))
             for job in (pair.resident, pair.guest)
         ]
         return Judged(
