@@ -27,6 +27,7 @@ from slurm_gpushare.report.page.report_page import render
 from slurm_gpushare.report.page.shadow import TITLE
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.slurm.configuration import slurm_user
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm, connect
 
@@ -138,4 +139,4 @@ def _administers(slurm: Slurm) -> bool:
     """Root and SlurmUser see everybody's jobs."""
     if os.geteuid() == 0:
         return True
-    return slurm.config().get("SlurmUser", "").partition("(")[0] == getpass.getuser()
+    return slurm_user(slurm.config()).name == getpass.getuser()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from slurm_gpushare.coschedule.tick import Helper, TickReport
 from slurm_gpushare.coschedule.wakeup import Wakeup, watched_paths
 from slurm_gpushare.errors import ConfigError, GpushareError
 from slurm_gpushare.last_good import remember
-from slurm_gpushare.slurm.configuration import completing_stops_everybody, missing_for_gangs
+from slurm_gpushare.slurm.configuration import SlurmUser, completing_stops_everybody, missing_for_gangs, slurm_user
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.job_tokens import JobTokens
 from slurm_gpushare.slurm.queue import Job
@@ -36,7 +35,6 @@ from slurm_gpushare.store.maintenance import prune
 DAY_S = 86_400.0
 LONGEST_PAUSE_S = 30.0
 """After failures. Not longer: until the next tick nobody shares."""
-_UID = re.compile(r"\((\d+)\)")
 
 
 class Daemon:
@@ -117,7 +115,7 @@ class Daemon:
                                 (signal.SIGHUP, self._on_reload), (signal.SIGUSR1, self._on_nudge)):  # fmt: skip
             signal.signal(number, handler)
         config = self._slurm.config()
-        _check_user(config.get("SlurmUser", ""))
+        _check_user(slurm_user(config))
         nudge = Wakeup(watched_paths(self._config.spool_dir, config.get("StateSaveLocation", "")))
         log.info("start", pid=os.getpid(), slurm=self._slurm.release, backend=self._slurm.name,
                  policy=self._helper.settings.policy, knowledge=self._knowledge.titles,
@@ -299,10 +297,9 @@ def _latest_first(job: Job) -> tuple[int, int]:
     return -job.submit_s, -job.raw_id
 
 
-def _check_user(slurm_user: str) -> None:
-    found = _UID.search(slurm_user)
-    if os.geteuid() and found and int(found[1]) != os.geteuid():
-        log.warning("user", error=f"the helper must run as SlurmUser {slurm_user} to change jobs")
+def _check_user(wanted: SlurmUser) -> None:
+    if os.geteuid() not in {0, wanted.uid} and wanted.uid is not None:
+        log.warning("user", error=f"the helper must run as SlurmUser {wanted.name}({wanted.uid}) to change jobs")
 
 
 def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy: str | None) -> TickReport | None:

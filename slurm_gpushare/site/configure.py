@@ -9,10 +9,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults, slurm_user
+from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults
 from slurm_gpushare.site.gres_file import Device, autodetect, devices
 from slurm_gpushare.site.settings_file import Setting, merge_settings, read_settings
 from slurm_gpushare.slurm import values
+from slurm_gpushare.slurm.configuration import slurm_user
 from slurm_gpushare.slurm.lua_scripts import lua_script
 from slurm_gpushare.slurm.nodes import Node
 
@@ -262,7 +263,7 @@ def _gpushare_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> s
         Setting("GpusPerNode", str(max((gpu_count(node) for node in nodes), default=1))),
         Setting("ShardsPerGpu", str(choice.shards_per_gpu)),
         Setting("SlurmVersion", str(facts.release), "Change it when Slurm is upgraded: the hook cannot ask."),
-        Setting("SlurmUser", slurm_user(facts), "Whose word nodes take, since they may not ask Slurm."),
+        Setting("SlurmUser", slurm_user(facts.config).name, "Whose word nodes take, since they may not ask Slurm."),
     ]
     for key, default in (("DefCpuPerGpu", "DefCpuPerGPU"), ("DefMemPerGpu", "DefMemPerGPU")):
         found = [

@@ -122,11 +122,6 @@ def _is_controller(config: Mapping[str, str]) -> bool:
     return any(process.info["name"] == "slurmctld" for process in psutil.process_iter(["name"]))
 
 
-def slurm_user(facts: SiteSetup) -> str:
-    """The name in ``slurm(64030)``."""
-    return facts.config.get("SlurmUser", "slurm").partition("(")[0]
-
-
 def job_defaults(partition: Partition) -> dict[str, int]:
     """A partition's JobDefaults: {"DefCpuPerGPU": 8, "DefMemPerGPU": 16000}."""
     found = values.tres(partition.fields.get("JobDefaults", ""))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import pwd
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from slurm_gpushare.config import PLACES_NOBODY, Config
-from slurm_gpushare.site.current_setup import SiteSetup, slurm_user
+from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
 from slurm_gpushare.site.script_checks import is_there
-from slurm_gpushare.slurm.configuration import completing_stops_everybody
+from slurm_gpushare.slurm.configuration import completing_stops_everybody, slurm_user
 from slurm_gpushare.telemetry.spool import hold_dir
+from slurm_gpushare.users import user_name
 
 _OFF = "EpilogHold=0: Slurm may start the next job on a whole card before the helper has looked"
 
@@ -32,11 +32,12 @@ def hold_setup(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     if config.epilog_hold_s == 0:
         yield passed("hold", _OFF)
         return
-    if config.slurm_user not in {slurm_user(facts), facts.config.get("SlurmUser", "").partition("(")[2].rstrip(")")}:
+    user = slurm_user(facts.config)
+    if config.slurm_user not in {user.name, str(user.uid)}:
         yield failed(
             "hold-user",
-            f"gpushare.conf says SlurmUser={config.slurm_user}, slurmctld runs as {slurm_user(facts)}: no card is held",
-            f"Set SlurmUser={slurm_user(facts)} in gpushare.conf.",
+            f"gpushare.conf says SlurmUser={config.slurm_user}, slurmctld runs as {user.name}: no card is held",
+            f"Set SlurmUser={user.name} in gpushare.conf.",
         )
     if completing_stops_everybody(facts.config):
         yield warned(
@@ -73,7 +74,8 @@ def hold_board(config: Config) -> Iterator[Finding]:
     except OSError as why:
         yield warned("hold-board", f"{why.filename}: {why.strerror}: no card is held", "Start 'gpushare backfill'.")
         return
-    if not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022 or not _is_slurm_user(about.st_uid, config.slurm_user):
+    ours = about.st_uid == 0 or config.slurm_user in {str(about.st_uid), user_name(about.st_uid)}
+    if not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022 or not ours:
         yield failed(
             "hold-board",
             f"{board} is not {config.slurm_user}'s alone: nodes do not believe what is in it",
@@ -83,13 +85,6 @@ def hold_board(config: Config) -> Iterator[Finding]:
     until_s = int(words[1]) / 1000.0 if len(words) > 1 and words[1].isdecimal() else 0.0
     state = "somebody waits for a card" if until_s > time.time() else "nobody waits for a card now"
     yield passed("hold-board", f"{state}{_last_minute(config)}")
-
-
-def _is_slurm_user(uid: int, name: str) -> bool:
-    try:
-        return uid == 0 or str(uid) == name or pwd.getpwuid(uid).pw_name == name
-    except KeyError:
-        return False
 
 
 def _last_minute(config: Config) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator
 
 from slurm_gpushare.config import Config
 from slurm_gpushare.site import gres_file
-from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults, slurm_user
+from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
 from slurm_gpushare.site.script_checks import SCRIPT_CHECKS
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.configuration import missing_for_gangs, suspends_by_itself
+from slurm_gpushare.slurm.configuration import missing_for_gangs, slurm_user, suspends_by_itself
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.nodes import WITHOUT_SHARDS
 from slurm_gpushare.slurm.release import Release, parse_release
+from slurm_gpushare.users import user_name
 
 Check = Callable[[SiteSetup, Config], Iterable[Finding]]
 
@@ -103,7 +103,7 @@ def pausing(facts: SiteSetup, config: Config) -> Iterator[Finding]:
             "pausing",
             f"the helper runs as {stranger}, which Slurm lets suspend others' jobs only if it is an operator; "
             "else promises are only watched",
-            f"Run it as {slurm_user(facts)}, as the unit does.",
+            f"Run it as {slurm_user(facts.config).name}, as the unit does.",
         )
     else:
         yield passed("pausing", f"at most 5 minutes at a time, {config.pause_most_pct:g} % in all")
@@ -115,13 +115,7 @@ def _powerless_helper(facts: SiteSetup, config: Config) -> str | None:
         uid = config.hook_file.stat().st_uid
     except OSError:
         return None  # no helper has run, or this is not the controller
-    if uid == 0 or str(uid) == facts.config.get("SlurmUser", "").partition("(")[2].rstrip(")"):
-        return None
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        name = str(uid)
-    return name
+    return None if uid in {0, slurm_user(facts.config).uid} else user_name(uid)
 
 
 def partitions(facts: SiteSetup, config: Config) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.hostlist import expand
@@ -22,6 +23,19 @@ def parse_config(output: str) -> dict[str, str]:
         if equals and not name.startswith(" "):
             found[name.strip()] = value.strip()
     return found
+
+
+class SlurmUser(NamedTuple):
+    """Who runs slurmctld."""
+
+    name: str
+    uid: int | None
+
+
+def slurm_user(config: Mapping[str, str]) -> SlurmUser:
+    """From ``SlurmUser = slurm(64030)``."""
+    name, _, uid = config.get("SlurmUser", "slurm").rstrip(")").partition("(")
+    return SlurmUser(name, int(uid) if uid.isdecimal() else None)
 
 
 def completing_stops_everybody(config: Mapping[str, str]) -> bool:
