@@ -18,7 +18,8 @@ Check = Callable[[Config], Iterable[Finding]]
 
 def store(config: Config) -> Iterator[Finding]:
     """It opens, has this release's schema, and is nobody else's to read."""
-    from slurm_gpushare.store.store import Store  # here: a compute node has no database library
+    from slurm_gpushare.store.maintenance import mode_fix  # here: a compute node has no database library
+    from slurm_gpushare.store.store import Store
 
     try:
         with Store(config.store_url, read_only=True) as opened:
@@ -27,8 +28,8 @@ def store(config: Config) -> Iterator[Finding]:
     except GpushareError as error:
         yield failed("store", error.what, error.hint)
         return
-    if path is not None and path.stat().st_mode & (stat.S_IRWXO | stat.S_IWGRP):
-        yield failed("store-mode", f"{path} is open to others", f"Run: chmod 600 {path}")
+    if path is not None and (fix := mode_fix(path)):
+        yield failed("store-mode", f"{path} is open to others", f"Run: {fix}")
     else:
         yield passed("store", where)
 

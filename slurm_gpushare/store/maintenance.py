@@ -36,11 +36,14 @@ def problems(database: Database) -> list[str]:
         found += [f"table {name} is missing" for name in sorted(missing)]
         if not missing:
             found += _contradictions(connection)
-    if database.path is not None:
-        mode = database.path.stat().st_mode & 0o777
-        if mode & 0o027:
-            found.append(f"mode {mode:o} lets others read it: run 'chmod 640 {database.path}'")
+    if database.path is not None and (fix := mode_fix(database.path)):
+        found.append(f"open to others: run '{fix}'")
     return found
+
+
+def mode_fix(path: Path) -> str | None:
+    """The command that closes the store's file to others; None if it is closed. A site may let its group read it."""
+    return f"chmod g-w,o= {path}" if path.stat().st_mode & 0o027 else None
 
 
 def _contradictions(connection: Connection) -> list[str]:

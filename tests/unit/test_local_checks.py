@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 from slurm_gpushare.config import DEFAULTS
 from slurm_gpushare.site import local_checks
 from slurm_gpushare.site.finding import Level
+from slurm_gpushare.store.maintenance import problems
+from slurm_gpushare.store.store import Store
 
 
 def test_the_munged_that_is_tried_is_that_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +25,18 @@ def test_the_munged_that_is_tried_is_that_of_the_settings(tmp_path: Path, monkey
     (finding,) = local_checks.munge(replace(DEFAULTS, munge_socket=tmp_path / "absent.socket"))
     assert (finding.check, finding.level) == ("munge", Level.FAIL)
     assert "munged does not answer" in finding.found
+
+
+@pytest.mark.parametrize(("mode", "mended"), [(0o644, 0o640), (0o660, 0o640), (0o604, 0o600), (0o640, 0o640)])
+def test_doctor_and_db_check_say_the_same_of_the_store_s_mode(tmp_path: Path, mode: int, mended: int) -> None:
+    """A site may let its group read the store: what is told to do leaves that as it is."""
+    path = tmp_path / "store.sqlite"
+    config = replace(DEFAULTS, store_url=f"sqlite:///{path}")
+    with Store.create(config.store_url) as store:
+        path.chmod(mode)
+        (finding,), found = local_checks.store(config), problems(store.database)
+        assert (finding.level is Level.FAIL, len(found)) == ((True, 1) if mode != mended else (False, 0))
+        for fix in (finding.fix.removeprefix("Run: "), *(text.partition("'")[2].rstrip("'") for text in found)):
+            path.chmod(mode)
+            subprocess.run(shlex.split(fix) or ["true"], check=True)
+            assert path.stat().st_mode & 0o777 == mended
