@@ -5,10 +5,20 @@ No database is needed to hold them, so that a login node, which has none, can re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+
+def isd_of_rate(rate: float | None) -> float | None:
+    """Slow-down while sharing, in per cent."""
+    return 100.0 * (1.0 / rate - 1.0) if rate else None
+
+
+def rate_of_isd(isd_pct: float | None) -> float | None:
+    """The rate that slows by so much."""
+    return None if isd_pct is None else 1.0 / (1.0 + isd_pct / 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,14 @@ class SpanSide:
     def rate(self) -> float | None:
         """As measured, else as expected."""
         return self.predicted if self.seen is None else self.seen
+
+    @property
+    def expected_isd_pct(self) -> float | None:
+        return isd_of_rate(self.predicted)
+
+    @property
+    def measured_isd_pct(self) -> float | None:
+        return isd_of_rate(self.seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +109,19 @@ class Decision:
     partner_rate: float | None = None
     reasons: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """What the decision rested on: numbers, tokens, our own words. JSON."""
+
+
+def sides_by_job(spans: Iterable[Span]) -> dict[int, SpanSide]:
+    """Of spans that last: each job's side."""
+    return {side.job: side for span in spans for side in span.sides}
+
+
+def last_of_equals(decisions: Iterable[Decision]) -> list[Decision]:
+    """Of decisions that say the same about a job, the last, where it was made."""
+    latest: dict[tuple[object, ...], Decision] = {}
+    for decision in decisions:
+        key = decision.reasons.get("key", decision.job_id)
+        identity = (key, decision.kind, decision.node, decision.gpu_index, decision.partner_job)
+        latest.pop(identity, None)
+        latest[identity] = decision
+    return list(latest.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean
 
@@ -19,7 +19,7 @@ from slurm_gpushare.coschedule.tick import TickReport
 from slurm_gpushare.coschedule.view.observe import View
 from slurm_gpushare.coschedule.view.occupancy import place_of
 from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.history import Decision, Span
+from slurm_gpushare.history import SpanSide, last_of_equals, sides_by_job
 from slurm_gpushare.ownership import make_open_dir
 from slurm_gpushare.slurm.array_tasks import array_of
 from slurm_gpushare.slurm.interface import Slurm
@@ -99,9 +99,9 @@ class Publisher:
             for job in names:
                 others = [other.raw_id for other in names if other.key != job.key]
                 where[job.key] = (place_of(job, card), others[0] if others else None)
-        costs = isd_by_job(self._store.sharing.open())
+        sides = sides_by_job(self._store.sharing.open())
         return {
-            job.key: _public(job, where.get(job.key, (None, None)), costs.get(job.raw_id), reasons.get(job.key))
+            job.key: _public(job, where.get(job.key, (None, None)), sides.get(job.raw_id), reasons.get(job.key))
             for job in view.jobs.values()
             if job.tag is not None and not job.opted_out
         }
@@ -141,26 +141,12 @@ class Publisher:
             self._digests[uid] = digest
 
 
-def isd_by_job(spans: Iterable[Span]) -> dict[int, tuple[float | None, float | None]]:
-    """Expected and measured slow-down of jobs that share now, in per cent."""
-    found = {}
-    for span in spans:
-        found[span.resident_job] = (_isd_pct(span.resident_rate), _isd_pct(span.resident_rate_seen))
-        found[span.guest_job] = (_isd_pct(span.guest_rate), _isd_pct(span.guest_rate_seen))
-    return found
-
-
-def _isd_pct(rate: float | None) -> float | None:
-    return round(100.0 * (1.0 / rate - 1.0), 1) if rate else None
-
-
 def _public(
     job: Job,
     place: tuple[str | None, int | None],
-    cost: tuple[float | None, float | None] | None,
+    side: SpanSide | None,
     reason: Reason | None,
 ) -> PublicJob:
-    expected, measured = cost or (None, None)
     if job.paused:  # by us; of a job that its administrator suspended Slurm's own state says enough
         reason = Reason(Code.PAUSED)
     return PublicJob(
@@ -168,8 +154,8 @@ def _public(
         raw_id=job.raw_id,
         card=place[0],
         beside=place[1],
-        expected_isd_pct=expected,
-        measured_isd_pct=measured,
+        expected_isd_pct=_finite(side.expected_isd_pct) if side else None,
+        measured_isd_pct=_finite(side.measured_isd_pct) if side else None,
         reason=reason.code.value if reason else None,
         need=_finite(reason.need) if reason else None,
         have=_finite(reason.have) if reason else None,
@@ -222,7 +208,7 @@ def own_figures(
         since_s=since_s,
         live=tuple(live),
         spans=tuple(replace(s, resident_token="", guest_token="") for s in store.sharing.of_jobs(jobs, since_s)),
-        decisions=tuple(_last_of_each_kind(store.decisions.of_jobs(jobs | {array_of(job.key) for job in live}))),
+        decisions=tuple(last_of_equals(store.decisions.of_jobs(jobs | {array_of(job.key) for job in live}))),
         runs=figures,
         tokens=tuple(token_figures(store, uid)),
     )
@@ -242,14 +228,6 @@ def token_figures(store: Store, uid: int) -> Iterator[TokenFigures]:
             size = (profile.duration_s, profile.mem_used_mib, profile.gpu_model)
             memory = profile.features.get("mgmap"), profile.features.get("gpu_mem_pct_mean")
             yield TokenFigures(token, profile.runs, profile.cluster, *size, last_used_s, looks_preallocated(*memory))
-
-
-def _last_of_each_kind(decisions: Iterable[Decision]) -> list[Decision]:
-    latest: dict[tuple[object, ...], Decision] = {}
-    for decision in decisions:
-        key = decision.reasons.get("key", decision.job_id)
-        latest[key, decision.kind, decision.node, decision.gpu_index, decision.partner_job] = decision
-    return list(latest.values())
 
 
 def without_neighbours(figures: OwnFigures) -> OwnFigures:

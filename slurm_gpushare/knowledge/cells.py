@@ -85,7 +85,7 @@ def balanced_partners(cells: Sequence[Cell], k: int) -> tuple[int, ...]:
     A cluster may be its own partner. The balance is the saving less the mean slow-down, in points.
     """
     rate = rate_matrix(cells, k)
-    slowed = (1.0 / rate - 1.0) * 100.0
+    slowed = isd_matrix(cells, k, evidence=0)
     balance = np.nan_to_num(packing_saving_pct(rate, rate.T) - (slowed + slowed.T) / 2.0, nan=-1e6)
     return max(_pairings(tuple(range(k))), key=lambda way: sum(float(balance[v, n]) for v, n in enumerate(way)))
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_gpushare.history import Span
+from slurm_gpushare.history import Span, isd_of_rate
 from slurm_gpushare.report.distribution import mean
 from slurm_gpushare.report.job_lines import JobLine
-from slurm_gpushare.report.slow_down import gpu_s, isd_of_rate, measured, rates_of, saved_s, span_s
+from slurm_gpushare.report.slow_down import gpu_s, measured, rates_of, saved_s, span_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slurm_gpushare.coschedule.planning.reasons import Code, Reason, words
-from slurm_gpushare.history import Span, SpanSide
+from slurm_gpushare.history import Span, SpanSide, rate_of_isd
 from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.report.cpu_advice import CpuAdvice, cpu_advice
 from slurm_gpushare.report.known_history import JobHistory
 from slurm_gpushare.report.roles import JOINED, given_back_s, paused_s, promised_pct, role_of, waits_avoided_s
-from slurm_gpushare.report.slow_down import isd_of_rate, span_s, whole_run_isd_pct
+from slurm_gpushare.report.slow_down import span_s, whole_run_isd_pct
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import STANDING, Job
 from slurm_gpushare.slurm.tag import Tag
@@ -158,7 +158,7 @@ class JobFacts:
 def _stay(span: Span, side: SpanSide, tag: Tag | None, now_s: float) -> Stay:
     return Stay(
         span.start_s, span.end_s, span_s(span, now_s), span.node, span.gpu_index, side.neighbour or None,
-        role_of(tag, side.joined), isd_of_rate(side.predicted), isd_of_rate(side.seen), span.gpus, span.paused_s,
+        role_of(tag, side.joined), side.expected_isd_pct, side.measured_isd_pct, span.gpus, span.paused_s,
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def _as_of_now(span: Span, job: KnownJob, live: PublicJob | None) -> Span:
     """A stay that lasts, with what the helper last measured: an owner's own file is older than the one for all."""
     if span.end_s is not None or live is None or live.measured_isd_pct is None:
         return span
-    rate = 1.0 / (1.0 + live.measured_isd_pct / 100.0)
+    rate = rate_of_isd(live.measured_isd_pct)
     if span.resident_job == job.raw_id:
         return replace(span, resident_rate_seen=rate)
     return replace(span, guest_rate_seen=rate)

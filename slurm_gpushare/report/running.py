@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from slurm_gpushare.report.slow_down import isd_of_rate
+from slurm_gpushare.history import sides_by_job
 from slurm_gpushare.report.status import Activity, Cost, LiveFigures
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.telemetry.record import Record
@@ -22,8 +22,8 @@ def _activity(record: Record) -> Activity:
 def read_live(store: Store) -> LiveFigures:
     """Interim records younger than two minutes, and the spans of sharing that last."""
     activity = {record.job_id: _activity(record) for record in store.live.since(time.time() - FRESH_S)}
-    sides = [side for span in store.sharing.open() for side in span.sides]
-    cost = {side.job: Cost(isd_of_rate(side.predicted), isd_of_rate(side.seen)) for side in sides}
+    sides = sides_by_job(store.sharing.open())
+    cost = {job: Cost(side.expected_isd_pct, side.measured_isd_pct) for job, side in sides.items()}
     counts = store.counters.all()
     if "cards_won" not in counts and "cards_lost" not in counts:
         return LiveFigures(activity, cost)

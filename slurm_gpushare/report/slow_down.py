@@ -43,11 +43,6 @@ def saved_s(span: Span, now_s: float) -> float:
     return 0.0 if resident is None or guest is None else gpu_s(span, now_s) * (resident + guest - 1.0)
 
 
-def isd_of_rate(rate: float | None) -> float | None:
-    """Slow-down while sharing, in per cent."""
-    return 100.0 * (1.0 / rate - 1.0) if rate else None
-
-
 def isd_pct(elapsed_s: float, parts: Iterable[tuple[float, float]]) -> float | None:
     """Slow-down over the whole run of a job that ran `elapsed_s`, of which each part is (seconds shared, rate)."""
     alone_s = elapsed_s - sum(seconds * (1 - rate) for seconds, rate in parts)

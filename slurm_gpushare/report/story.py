@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slurm_gpushare.coschedule.planning.reasons import Code, Reason, duration_text, sentence
-from slurm_gpushare.history import Decision
+from slurm_gpushare.history import Decision, last_of_equals
 
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 CLUSTER_NAMES = {0: "light", 1: "middle", 2: "heavy"}
@@ -93,10 +93,5 @@ _PLACES = {"alone", "beside", "together", "succeeds", "unshared", "shadow"}
 
 def tell(key: str, decisions: Sequence[Decision], names: Mapping[int, str] = _NO_NAMES) -> list[str]:
     """What was decided about the job, in order; of equal decisions only the last is told."""
-    latest: dict[tuple[Any, ...], Decision] = {}
-    for decision in decisions:
-        if decision.reasons.get("key", key) == key:
-            identity = (decision.kind, decision.node, decision.gpu_index, decision.partner_job)
-            latest.pop(identity, None)
-            latest[identity] = decision
-    return [of_decision(decision, names) for decision in latest.values()]
+    own = (decision for decision in decisions if decision.reasons.get("key", key) == key)
+    return [of_decision(decision, names) for decision in last_of_equals(own)]

@@ -12,11 +12,13 @@ from unittest.mock import patch
 import pytest
 from store_helpers import ALICE, NOW, record
 
-from slurm_gpushare.history import Decision, Span
+from slurm_gpushare.coschedule.publishing import own_figures
+from slurm_gpushare.history import Decision, Span, isd_of_rate, rate_of_isd
 from slurm_gpushare.report import sources
 from slurm_gpushare.report.sources import PublishedSource
+from slurm_gpushare.report.story import tell
 from slurm_gpushare.report.task_decisions import of_job
-from slurm_gpushare.store import published
+from slurm_gpushare.store import Store, published
 from slurm_gpushare.store.credential import Sealed
 from slurm_gpushare.store.published import NotPublished, OwnFigures, PublicJob, Published, TokenFigures
 from slurm_gpushare.telemetry.figures import RunFigures, run_figures
@@ -31,6 +33,7 @@ OWN = OwnFigures(
     runs={1: RunFigures("V100", 60, gpu_busy_pct=40)},
     tokens=(TokenFigures("gs-a", 2, 1, 60.0, 4000, "V100", 100),),
 )
+STORY = ("waits", "alone", "taken-back", "waits")
 
 
 @pytest.fixture
@@ -157,3 +160,18 @@ def test_a_record_in_a_few_numbers() -> None:
     assert figures.gpu_busy_pct is None, "this record has no activity: unknown, not nought"
     busy = record()
     assert run_figures(replace(busy, alone=replace(busy.alone, stats=busy.profile.stats))).gpu_busy_pct == 50
+
+
+def test_an_owner_is_told_the_same_story_as_an_administrator(tmp_path: Path) -> None:
+    """Of equal decisions the last is told, where it was made: it waited again after it had been sent somewhere."""
+    made = [Decision(7, NOW + at_s, kind, "n0", 0, reasons={"key": "7"}) for at_s, kind in enumerate(STORY)]
+    with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+        store.decisions.add(made)
+        own = own_figures(store, ALICE, [PublicJob("7", 7)], NOW, {})
+        assert [decision.kind for decision in own.decisions] == ["alone", "taken-back", "waits"]
+        assert tell("7", own.decisions) == tell("7", store.decisions.of_job(7))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.8, 1.0])
+def test_rate_and_slow_down_are_each_other_s_way_back(rate: float) -> None:
+    assert rate_of_isd(isd_of_rate(rate)) == pytest.approx(rate)

@@ -8,6 +8,7 @@ from typing import Any
 from slurm_gpushare.coschedule.planning.reasons import Reason
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.coschedule.view.snapshot import Placement, Reasons
+from slurm_gpushare.history import rate_of_isd
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.decisions import Decision
 
@@ -29,10 +30,6 @@ def _rounded(reasons: Reasons | Reason) -> dict[str, Any]:
     return found
 
 
-def _rate(isd_pct: float | None) -> float | None:
-    return None if isd_pct is None else 1.0 / (1.0 + isd_pct / 100.0)
-
-
 def _asked(job: Job) -> dict[str, int]:
     """What a reader needs to know of the job's own request."""
     asked = {"gpus": job.gang, "max_isd_pct": job.tag.max_isd_pct if job.tag else None}
@@ -48,7 +45,7 @@ def placed(job: Job, placement: Placement, partner: Job | None, policy: str, now
         node=placement.node,
         gpu_index=placement.index,
         partner_job=partner.raw_id if partner else None,
-        rate=_rate(placement.reasons.guest_isd_pct),
+        rate=rate_of_isd(placement.reasons.guest_isd_pct),
         reasons={"key": job.key, "policy": policy, **_asked(job), **_rounded(placement.reasons)},
     )
 
