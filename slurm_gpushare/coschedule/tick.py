@@ -242,12 +242,7 @@ class Helper:
         if self._watch.measured(job.raw_id) or ends_soon(job, view.now_s):
             site_pct = self.config.promises.of(guest=cost.joined, own_pct=None)  # asking for less costs no time
             lost_s += min(cost.lost_s, most_lost_s(job, site_pct))
-        return extension(job, lost_s, self._site.most_s(job.partitions), self._free_until(job, view))
-
-    def _free_until(self, job: Job, view: View) -> float:
-        """When the next reservation of one of its nodes begins."""
-        nodes = view.snapshot.nodes
-        return min((nodes[name].reserved_from_s for name in job.nodes if name in nodes), default=float("inf"))
+        return extension(job, lost_s, self._site.most_s(job.partitions), view.free_until_s(job))
 
     def _adopt(self, view: View, report: TickReport) -> None:
         """Tag jobs that the hook missed. Their comments are asked for apart, and seldom: it costs a request."""

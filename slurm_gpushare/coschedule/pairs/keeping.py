@@ -132,11 +132,7 @@ class Keeper:
     def _pauses(self, job: Job, standing: Standing, view: View) -> Pauses:
         limit_s = None if job.limit_s is None else job.limit_s - job.given_s
         run_s = max(standing.run_s, limit_s or 0.0)
-        free_until_s = min(
-            (view.snapshot.nodes[name].reserved_from_s for name in job.nodes if name in view.snapshot.nodes),
-            default=float("inf"),
-        )
-        moves_s = free_until_s - job.end_s if job.end_s is not None and limit_s is not None else float("inf")
+        moves_s = view.free_until_s(job) - job.end_s if job.end_s is not None and limit_s is not None else float("inf")
         return Pauses(
             since_s=float(job.tag.paused.since_s) if job.tag and job.tag.paused else None,
             total_s=job.paused_s(view.now_s),

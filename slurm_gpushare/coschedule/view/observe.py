@@ -37,6 +37,11 @@ class View:
         """Each card's model."""
         return {GpuAddress(gpu.node, gpu.index): gpu.model for gpu in self.snapshot.gpus}
 
+    def free_until_s(self, job: Job) -> float:
+        """When the next reservation of one of its nodes begins."""
+        nodes = self.snapshot.nodes
+        return min((nodes[name].reserved_from_s for name in job.nodes if name in nodes), default=math.inf)
+
 
 def _number(value: float | None) -> float:
     return math.inf if value is None else float(value)
