@@ -31,7 +31,7 @@ for i in range(1, {jobs} + 1):
     start = now - 600000 + 6 * i
     values = dict(
         JobIDRaw=i, JobID=i, Cluster="c", UID=1000 + i % 50, User=f"user{{i % 50}}", Account="acc", Partition="gpu",
-        QOS="normal", State="COMPLETED", Submit=f"{{mark}}{{start - 300}}",
+        State="COMPLETED", Submit=f"{{mark}}{{start - 300}}",
         Eligible=f"{{mark}}{{start - 300}}", Start=f"{{mark}}{{start}}", End=f"{{mark}}{{start + 3000}}",
         ElapsedRaw=3000, TimelimitRaw=120, NCPUS=4, NodeList=f"gpu{{i % 100}}", ReqTRES="cpu=4,gres/gpu=1",
         AllocTRES="cpu=4,mem=1000M,node=1,billing=4,gres/shard=1",

@@ -94,7 +94,7 @@ class LargeSite:
         return {
             "jobid": str(number), "jobarrayid": str(number), "arrayjobid": str(number), "arraytaskid": "N/A",
             "hetjobid": "N/A", "userid": str(1000 + number % 50), "account": f"lab{number % 7}", "partition": "gpu",
-            "qos": "normal", "reservation": "(null)", "state": "PENDING", "reason": "Priority",
+            "reservation": "(null)", "state": "PENDING", "reason": "Priority",
             "prioritylong": str(100_000 - number), "nice": "0", "submittime": str(self._now_s - 3600),
             "eligibletime": str(self._now_s - 3570), "starttime": "N/A", "endtime": "N/A", "timelimit": "1:00:00",
             "numnodes": "1", "feature": "(null)", "excnodes": "", "oversubscribe": "OK", "dependency": "(null)",
@@ -108,7 +108,7 @@ class LargeSite:
         types = [f"v100_{index}" for index in range(GPUS_PER_NODE)]
         for number in range(self._size.gpus // GPUS_PER_NODE):
             yield {
-                "nodelist": f"n{number}", "statecomplete": "mixed", "features": "v100", "features_act": "v100",
+                "nodelist": f"n{number}", "statecomplete": "mixed", "features_act": "v100",
                 "partitionname": "gpu", "cpusstate": "32/32/0/64", "allocmem": "64000", "memory": "256000",
                 "gres": ",".join([f"gpu:{kind}:1" for kind in types] + [f"shard:{kind}:2" for kind in types]),
                 "gresused": ",".join(f"shard:{kind}:2(2/2)" for kind in types),

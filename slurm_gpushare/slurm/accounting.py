@@ -12,7 +12,7 @@ from slurm_gpushare.slurm.table import marked_rows
 from slurm_gpushare.slurm.tag import Tag, parse_tag
 
 COLUMNS = (
-    "Submit", "JobIDRaw", "JobID", "Cluster", "UID", "User", "Account", "Partition", "QOS", "State", "Eligible",
+    "Submit", "JobIDRaw", "JobID", "Cluster", "UID", "User", "Account", "Partition", "State", "Eligible",
     "Start", "End", "ElapsedRaw", "TimelimitRaw", "NCPUS", "NodeList", "ReqTRES", "AllocTRES", "AdminComment",
 )  # fmt: skip
 """A time is first: it says where a row begins."""
@@ -74,7 +74,6 @@ class AccountedJob:
     user: str
     account: str
     partition: str
-    qos: str
     state: str
     """The first word: ``CANCELLED by 0`` is ``CANCELLED``."""
     submit_s: int
@@ -89,7 +88,6 @@ class AccountedJob:
     """Whole GPUs. Shards are not counted here."""
     shards: int
     """As accounted. 22.05 adds the shards of before an update to those of after it: take shares from our own record."""
-    admin_comment: str
     tag: Tag | None
 
     @property
@@ -105,7 +103,6 @@ def _gres_count(tres: dict[str, str], name: str) -> int:
 def _accounted(row: dict[str, str]) -> AccountedJob:
     allocated = values.tres(row["AllocTRES"]) or values.tres(row["ReqTRES"])
     limit_minutes = values.integer(row["TimelimitRaw"])
-    admin_comment = values.text(row["AdminComment"])
     nodes = values.text(row["NodeList"])
     uid = values.integer(row["UID"])
     return AccountedJob(
@@ -116,7 +113,6 @@ def _accounted(row: dict[str, str]) -> AccountedJob:
         user=intern(values.text(row["User"])),
         account=intern(values.text(row["Account"])),
         partition=intern(row["Partition"].strip()),
-        qos=intern(values.text(row["QOS"])),
         state=intern((row["State"].split() or [""])[0]),
         submit_s=values.integer(row["Submit"]) or 0,
         eligible_s=values.integer(row["Eligible"]),
@@ -128,8 +124,7 @@ def _accounted(row: dict[str, str]) -> AccountedJob:
         nodes=() if nodes == "None assigned" else expand(nodes),
         gpus=_gres_count(allocated, "gpu"),
         shards=_gres_count(allocated, "shard"),
-        admin_comment=admin_comment,
-        tag=parse_tag(admin_comment),
+        tag=parse_tag(values.text(row["AdminComment"])),
     )
 
 

@@ -10,8 +10,7 @@ from slurm_gpushare.slurm.release import Release
 from slurm_gpushare.slurm.table import format_option, rows
 
 COLUMNS = (
-    "nodelist", "statecomplete", "gres", "gresused", "features", "features_act", "cpusstate", "allocmem", "memory",
-    "partitionname",
+    "nodelist", "statecomplete", "gres", "gresused", "features_act", "cpusstate", "allocmem", "memory", "partitionname",
 )  # fmt: skip
 
 # As sinfo's StateComplete writes them. A node in one of these starts no job, or none of ours.

@@ -21,7 +21,7 @@ from slurm_gpushare.slurm.tag import Tag, parse_tag
 # does not know a column says so on stderr and leaves it empty. Nothing that tells what a job is: no name, command,
 # directory or path. No free text of users either: what they write into a comment is asked for apart.
 COLUMNS = (
-    "jobid", "jobarrayid", "arrayjobid", "arraytaskid", "hetjobid", "userid", "account", "partition", "qos",
+    "jobid", "jobarrayid", "arrayjobid", "arraytaskid", "hetjobid", "userid", "account", "partition",
     "reservation", "state", "reason", "prioritylong", "nice", "submittime", "eligibletime", "starttime", "endtime",
     "timelimit", "numnodes", "nodelist", "reqnodes", "feature", "excnodes", "oversubscribe", "exclusive",
     "dependency", "requeue", "restartcnt", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
@@ -67,7 +67,6 @@ class Job:
     uid: int
     account: str
     partitions: tuple[str, ...]
-    qos: str
     reservation: str
     state: str
     reason: str
@@ -211,7 +210,6 @@ def _job(row: dict[str, str]) -> Job:
         uid=number(row["userid"], -1),
         account=values.text(row["account"]),
         partitions=tuple(row["partition"].strip().split(",")),
-        qos=values.text(row["qos"]),
         reservation=values.text(row["reservation"]),
         state=row["state"].strip(),
         reason=values.text(row["reason"]),

@@ -28,9 +28,9 @@ SCHEMES = {"light": 1, "dark": 0}  # Blink's numbers
 def job(raw_id: int, start: int, end: int, cluster: int) -> AccountedJob:
     return AccountedJob(
         raw_id=raw_id, key=str(raw_id), slurm_cluster="c", uid=1000, user=f"franz-josef{raw_id % 3}", account="acc",
-        partition="gpu", qos="normal", state="COMPLETED", submit_s=T0 + start, eligible_s=T0 + start,
+        partition="gpu", state="COMPLETED", submit_s=T0 + start, eligible_s=T0 + start,
         start_s=T0 + start, end_s=T0 + end,
-        elapsed_s=end - start, limit_s=None, cpus=1, nodes=("gpu0",), gpus=0, shards=1, admin_comment="",
+        elapsed_s=end - start, limit_s=None, cpus=1, nodes=("gpu0",), gpus=0, shards=1,
         tag=Tag(cluster=cluster),
     )  # fmt: skip
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slurm_things import TOKEN_A
 
 from slurm_gpushare.cli import assess as command
 from slurm_gpushare.cli.main import main
@@ -126,9 +125,9 @@ def test_a_users_jobs_are_a_few_workloads_in_every_draw() -> None:
 
 def accounted(n: int, partition: str = "gpu") -> AccountedJob:
     return AccountedJob(
-        raw_id=n, key=str(n), slurm_cluster="c", uid=1, user=f"u{n % 3}", account="a", partition=partition, qos="q",
+        raw_id=n, key=str(n), slurm_cluster="c", uid=1, user=f"u{n % 3}", account="a", partition=partition,
         state="COMPLETED", submit_s=60 * n, eligible_s=60 * n, start_s=60 * n + 30, end_s=60 * n + 1830, elapsed_s=1800,
-        limit_s=3600, cpus=1, nodes=("n",), gpus=1, shards=0, admin_comment=f"GS1:t={TOKEN_A}", tag=None,
+        limit_s=3600, cpus=1, nodes=("n",), gpus=1, shards=0, tag=None,
     )  # fmt: skip
 
 

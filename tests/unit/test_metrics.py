@@ -147,8 +147,8 @@ def test_the_last_day_and_the_report_say_the_same_of_a_job(
         monkeypatch.setattr(store.runs, "between", lambda start_s, end_s: iter([run(2, NOW - 1000, NOW)]))
         day = last_day(store, SitePromises(25, 50), NOW)
     accounted = AccountedJob(
-        2, "2", "site", 1000, "ann", "lab", "gpu", "normal", "COMPLETED", NOW - 1000, None, NOW - 1000, NOW, 1000, None,
-        4, ("n0",), 0, 1, "", tag,
+        2, "2", "site", 1000, "ann", "lab", "gpu", "COMPLETED", NOW - 1000, None, NOW - 1000, NOW, 1000, None,
+        4, ("n0",), 0, 1, tag,
     )  # fmt: skip
     (line,) = job_lines([accounted], [span], SitePromises(25, 50), NOW, complete=True)
     assert day.isd_pct.max == pytest.approx(line.isd_pct)

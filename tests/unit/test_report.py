@@ -39,9 +39,9 @@ PROMISE = SitePromises(25, 50)
 def job(raw_id: int, start: int, end: int | None, tag: Tag | None, user: str = "ann", submit: int = 0) -> AccountedJob:
     return AccountedJob(
         raw_id=raw_id, key=str(raw_id), slurm_cluster="c", uid=1000, user=user, account="acc", partition="gpu",
-        qos="normal", state="COMPLETED", submit_s=T0 + submit, eligible_s=T0 + submit, start_s=T0 + start,
+        state="COMPLETED", submit_s=T0 + submit, eligible_s=T0 + submit, start_s=T0 + start,
         end_s=None if end is None else T0 + end, elapsed_s=(end or 4000) - start, limit_s=None, cpus=1, nodes=("gpu0",),
-        gpus=0 if tag else 1, shards=1 if tag else 0, admin_comment=str(tag or ""), tag=tag,
+        gpus=0 if tag else 1, shards=1 if tag else 0, tag=tag,
     )  # fmt: skip
 
 

@@ -264,10 +264,10 @@ def test_doctor_says_that_nobody_shares() -> None:
 def accounted(n: int, tag: Tag | None, user: str = "ann") -> AccountedJob:
     submit_s, start_s = NOW - 90_000 + n, NOW - 89_900 + 3600 * (n // 2)
     return AccountedJob(
-        raw_id=n, key=str(n), slurm_cluster="c", uid=1000, user=user, account="acc", partition="gpu", qos="normal",
+        raw_id=n, key=str(n), slurm_cluster="c", uid=1000, user=user, account="acc", partition="gpu",
         state="COMPLETED", submit_s=submit_s, eligible_s=submit_s, start_s=start_s,
         end_s=start_s + 3600, elapsed_s=3600, limit_s=7200, cpus=1, nodes=("n0",), gpus=1, shards=0,
-        admin_comment=str(tag or ""), tag=tag,
+        tag=tag,
     )  # fmt: skip
 
 
