@@ -106,7 +106,6 @@ class Decision:
     partner_job: int | None = None
     rate: float | None = None
     """Predicted, of this job beside the partner."""
-    partner_rate: float | None = None
     reasons: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """What the decision rested on: numbers, tokens, our own words. JSON."""
 

@@ -24,9 +24,7 @@ CREATE TABLE IF NOT EXISTS profile (
     features LONGTEXT NOT NULL,                -- JSON object of numbers
     scatter LONGTEXT NOT NULL,                 -- JSON object of numbers
     cluster INTEGER,
-    model_version INTEGER,
     needs_cluster SMALLINT NOT NULL,
-    restarted_s BIGINT,                        -- when this generation began, if it is not the first
     updated_s BIGINT NOT NULL,
     PRIMARY KEY (token, gpu_model)
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
@@ -139,7 +137,6 @@ CREATE TABLE IF NOT EXISTS decision (
     gpu_index INTEGER,
     partner_job BIGINT,
     rate DOUBLE,                               -- predicted, of this job beside the partner
-    partner_rate DOUBLE,                       -- predicted, of the partner beside this job
     reasons LONGTEXT NOT NULL                  -- JSON
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
 CREATE INDEX IF NOT EXISTS decision_job ON decision (job_id, id);

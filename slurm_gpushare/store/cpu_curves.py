@@ -6,7 +6,6 @@ A user's own record is enough here, although it founds no profile: it only decid
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from sqlalchemy import Connection, select
@@ -40,5 +39,4 @@ def _is_news(connection: Connection, token: str, record: Record) -> bool:
 
 
 def _row(token: str, record: Record) -> dict[str, object]:
-    points = json.dumps([[point.cpus, point.speed] for point in record.cpu_curve])
-    return {"token": token, "cpus": enough_cpus(record.cpu_curve), "at_s": int(record.end_s), "points": points}
+    return {"token": token, "cpus": enough_cpus(record.cpu_curve), "at_s": int(record.end_s)}

@@ -41,7 +41,7 @@ class Models:
             key = connection.execute(m.insert().values(row)).inserted_primary_key
             assert key is not None
             version = int(key[0])
-            assign(connection, assignments, version)
+            assign(connection, assignments)
         return version
 
     def latest(self, gpu_model: str) -> StoredModel | None:

@@ -76,11 +76,10 @@ class _State:
     anew_since_s: int | None = None
     """The token must be measured anew, by a run that begins later."""
     measured_anew: bool = False
-    restarted_s: int | None = None
     exists: bool = False
     changed: bool = False
     memory_grew: bool = False
-    cluster: tuple[int | None, int | None] = (None, None)
+    cluster: int | None = None
     mem_used_mib: float = 0.0
 
     def vouched(self) -> list[RunNumbers]:
@@ -102,7 +101,7 @@ def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Settled:
     now_s = int(time.time())
     for run in fresh:
         state = states[run.token, run.gpu_model]
-        counted = _add(state, run, now_s, result)
+        counted = _add(state, run, result)
         verdicts.append({"b_id": run.id, "b_token": run.token, "b_state": "counted" if counted else "kept",
                          "b_generation": state.generation if counted else None})  # fmt: skip
     _mark(connection, verdicts)
@@ -128,7 +127,7 @@ def forget_runs(connection: Connection, run_ids: Collection[int]) -> None:
     delete_in(connection, schema.run.c.id, run_ids)
 
 
-def _add(state: _State, run: RunNumbers, now_s: int, result: Settled) -> bool:
+def _add(state: _State, run: RunNumbers, result: Settled) -> bool:
     mem_mib = run.features.get("mem_used_mib", 0.0)
     if state.exists and mem_mib > state.mem_used_mib:
         # Shared runs also raise the memory peak.
@@ -146,7 +145,7 @@ def _add(state: _State, run: RunNumbers, now_s: int, result: Settled) -> bool:
         state.generation += 1
         state.count = 0
         state.runs.clear()
-        state.restarted_s, state.mem_used_mib = now_s, 0.0
+        state.mem_used_mib = 0.0
         result.counts["restarted"] += 1
         result.restarts.append(f"{run.token}: a run unlike the earlier ones ({reason}) starts its profile anew")
     state.runs.append(run)
@@ -160,15 +159,12 @@ def _load(connection: Connection, keys: set[_Key]) -> dict[_Key, _State]:
     states = {key: _State() for key in keys}
     p, tokens = schema.profile.c, sorted({token for token, _ in keys})
     for chunk in chunks(tokens):
-        query = select(
-            p.token, p.gpu_model, p.generation, p.runs, p.restarted_s, p.cluster, p.model_version, p.mem_used_mib
-        ).where(p.token.in_(chunk))
+        query = select(p.token, p.gpu_model, p.generation, p.runs, p.cluster, p.mem_used_mib).where(p.token.in_(chunk))
         for row in connection.execute(query):
             state = states.get((row.token, row.gpu_model))
             if state is not None:
-                state.generation, state.restarted_s, state.exists = row.generation, row.restarted_s, True
-                state.count = row.runs
-                state.cluster, state.mem_used_mib = (row.cluster, row.model_version), row.mem_used_mib
+                state.generation, state.count, state.exists = row.generation, row.runs, True
+                state.cluster, state.mem_used_mib = row.cluster, row.mem_used_mib
         for row in connection.execute(_EARLIER, {"b_tokens": chunk}):
             state = states.get((row.token, row.gpu_model))
             if state is not None:
@@ -244,7 +240,6 @@ def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
     runs = state.basis()
     combined = combine([run.features for run in runs])
     elapsed = [run.elapsed_s for run in runs if run.by_node and run.never_shared]
-    cluster, version = state.cluster  # the old one holds until the helper has assigned the new one
     return {
         "token": key[0],
         "gpu_model": key[1],
@@ -255,9 +250,7 @@ def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
         "duration_s": median(elapsed) if elapsed else None,
         "features": json.dumps(combined.features),
         "scatter": json.dumps({**combined.scatter, **_log_scatter(elapsed)}),
-        "cluster": cluster,
-        "model_version": version,
+        "cluster": state.cluster,  # the old one holds until the helper has assigned the new one
         "needs_cluster": 1,
-        "restarted_s": state.restarted_s,
         "updated_s": now_s,
     }

@@ -26,8 +26,8 @@ workload = _table(
 profile = _table(
     "profile", "token gpu_model",
     token=_TOKEN, gpu_model=_MODEL, generation=Integer, runs=Integer, mem_used_mib=BigInteger, mem_total_mib=BigInteger,
-    duration_s=Double, features=Text, scatter=Text, cluster=Integer, model_version=Integer, needs_cluster=SmallInteger,
-    restarted_s=BigInteger, updated_s=BigInteger,
+    duration_s=Double, features=Text, scatter=Text, cluster=Integer, needs_cluster=SmallInteger,
+    updated_s=BigInteger,
 )  # fmt: skip
 run = _table(
     "run", "id",
@@ -55,7 +55,7 @@ observation = _table(
 decision = _table(
     "decision", "id",
     id=Integer, job_id=BigInteger, at_s=BigInteger, kind=String(16), node=_NODE, gpu_index=Integer,
-    partner_job=BigInteger, rate=Double, partner_rate=Double, reasons=Text,
+    partner_job=BigInteger, rate=Double, reasons=Text,
 )  # fmt: skip
 sharing = _table(
     "sharing", "id",
@@ -65,7 +65,7 @@ sharing = _table(
 )  # fmt: skip
 never_pair = _table("never_pair", "token_a token_b", token_a=_TOKEN, token_b=_TOKEN, at_s=BigInteger)
 remeasure = _table("remeasure", "token", token=_TOKEN, since_s=BigInteger)
-cpu_curve = _table("cpu_curve", "token", token=_TOKEN, cpus=Integer, at_s=BigInteger, points=Text)
+cpu_curve = _table("cpu_curve", "token", token=_TOKEN, cpus=Integer, at_s=BigInteger)
 strike = _table(
     "strike", "id",
     id=Integer, at_s=BigInteger, uid=BigInteger, token=_TOKEN, job_id=BigInteger, partner_job=BigInteger,

@@ -45,8 +45,6 @@ class Profile:
     """How far the runs differ in mgup ... mem_total_mib, as a robust standard deviation, and in `LOG_DURATION`; empty
     for a single run."""
     cluster: int | None
-    model_version: int | None
-    restarted_s: int | None
     updated_s: int
 
 
@@ -142,10 +140,10 @@ class Profiles:
         with self._db.read() as connection:
             return list(map(_profile, connection.execute(query)))
 
-    def assign(self, assignments: Collection[Assignment], model_version: int) -> None:
+    def assign(self, assignments: Collection[Assignment]) -> None:
         """Record clusters, all in one transaction: the hook's file then has all of them or none."""
         with self._db.write() as connection:
-            assign(connection, assignments, model_version)
+            assign(connection, assignments)
 
 
 _p, _w = schema.profile.c, schema.workload.c
@@ -212,7 +210,7 @@ def touch(connection: Connection, tokens: Collection[str]) -> None:
         connection.execute(update(w).where(w.c.token.in_(some)).values(change_seq=seq))
 
 
-def assign(connection: Connection, assignments: Collection[Assignment], model_version: int) -> None:
+def assign(connection: Connection, assignments: Collection[Assignment]) -> None:
     """`Profiles.assign` inside a transaction that is already open."""
     if not assignments:
         return
@@ -220,7 +218,7 @@ def assign(connection: Connection, assignments: Collection[Assignment], model_ve
     statement = (
         update(p)
         .where(p.c.token == bindparam("b_token"), p.c.gpu_model == bindparam("b_model"))
-        .values(cluster=bindparam("b_cluster"), model_version=model_version, needs_cluster=0)
+        .values(cluster=bindparam("b_cluster"), needs_cluster=0)
     )
     connection.execute(
         statement, [{"b_token": a.token, "b_model": a.gpu_model, "b_cluster": a.cluster} for a in assignments]

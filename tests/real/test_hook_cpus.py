@@ -89,6 +89,6 @@ def sync(testbed: Testbed) -> None:
     """What the helper does once a run has come in: a cluster, and the hook's file."""
     directory: Path = testbed.layout.gpushare
     with Store(f"sqlite:///{directory}/store.sqlite") as store:
-        store.profiles.assign([Assignment(UNKNOWN, "V100", 1)], model_version=1)
+        store.profiles.assign([Assignment(UNKNOWN, "V100", 1)])
         HookFile(directory / "hook.sqlite").sync(store, anew=True)
     testbed.wait_for_hook(2)

@@ -66,7 +66,7 @@ def test_the_more_tokens_differ_the_more_that_counts() -> None:
 
 
 def profile(token: str, scatter: float) -> Profile:
-    return Profile(token, "V100", 1000, 1, 9, 2000, 16_384, 300.0, {}, {LOG_DURATION: scatter}, 0, 1, None, 0)
+    return Profile(token, "V100", 1000, 1, 9, 2000, 16_384, 300.0, {}, {LOG_DURATION: scatter}, 0, 0)
 
 
 def test_the_helper_doubts_a_history_by_what_it_sees_of_other_tokens() -> None:

@@ -28,7 +28,7 @@ def profile(util: float = 3.0, mem_mib: int = 300, sd: float = 1.0, scatter: flo
     return Profile(
         A, "V100", ALICE, 1, 2, mem_mib, 16384, 600.0,
         {"gpu_util_mean_pct": util, "gpu_util_sd_pct": sd, "mem_access_mean_pct": 50.0},
-        {"gpu_util_mean_pct": scatter}, 1, 1, None, 0,
+        {"gpu_util_mean_pct": scatter}, 1, 0,
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def site(store_url: str, tmp_path: Path) -> Site:
     site = Site(store_url, tmp_path / "spool")
     site.tags.update({job: OwnedToken(A, ALICE) for job in range(1, 100)})
     site.take(record(1, util=30.0))
-    site.store.profiles.assign([Assignment(A, "V100", 1)], 1)
+    site.store.profiles.assign([Assignment(A, "V100", 1)])
     return site
 
 

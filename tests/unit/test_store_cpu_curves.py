@@ -30,7 +30,7 @@ def site(store_url: str, tmp_path: Path) -> Site:
     site = Site(store_url, tmp_path / "spool")
     site.tags[1] = OwnedToken(A, ALICE)
     site.take(record(1))
-    site.store.profiles.assign([Assignment(A, "V100", 2)], model_version=1)
+    site.store.profiles.assign([Assignment(A, "V100", 2)])
     return site
 
 

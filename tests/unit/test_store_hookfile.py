@@ -39,7 +39,7 @@ def rows(hook: HookFile) -> list[tuple[str, int, int]]:
 
 
 def assign(store: Store, *pairs: tuple[str, int]) -> None:
-    store.profiles.assign([Assignment(name, "V100", cluster) for name, cluster in pairs], model_version=1)
+    store.profiles.assign([Assignment(name, "V100", cluster) for name, cluster in pairs])
 
 
 def test_a_workload_is_known_to_the_hook_once_it_has_a_cluster(site: Site, hook: HookFile) -> None:
@@ -142,7 +142,7 @@ store, hook = Store(sys.argv[1]), HookFile(Path(sys.argv[2]))
 cluster = 0
 while True:
     cluster += 1
-    store.profiles.assign([Assignment(t, "V100", cluster) for t in sys.argv[3:]], 1)
+    store.profiles.assign([Assignment(t, "V100", cluster) for t in sys.argv[3:]])
     hook.sync(store)
     print(cluster, flush=True)
 """

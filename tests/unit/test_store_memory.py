@@ -54,7 +54,7 @@ def test_an_observation_of_the_same_source_counts_once(store: Store) -> None:
 
 
 def test_decisions_come_back_oldest_first_with_their_reasons(store: Store) -> None:
-    placed = Decision(7, 100, "placed", "gpu1", 2, 5, 0.8, 0.9, {"because": ["fits"], "isd_pct": 25.0})
+    placed = Decision(7, 100, "placed", "gpu1", 2, 5, 0.8, {"because": ["fits"], "isd_pct": 25.0})
     store.decisions.add([Decision(7, 90, "waits"), placed, Decision(8, 100, "alone")])
     assert store.decisions.of_job(7) == [Decision(7, 90, "waits"), placed]
     assert [decision.job_id for decision in store.decisions.between(100, 200)] == [7, 8]

@@ -292,5 +292,5 @@ def test_a_final_record_teaches_no_loss_that_the_card_had_time_for(card_pct: flo
     beside = {2: Beside(TOKEN_B, 60.0, expected=0.9)}
     ended = replace(record(1, 80.0, 16.0, card_pct=card_pct), neighbours=(Neighbour(2, 60.0),))
     assert bool(lessons(ended, None, beside)) == learned
-    profile = Profile(TOKEN_A, "V100", 1000, 1, 1, 4000, 16384, 72.0, {}, {}, None, None, None, NOW)
+    profile = Profile(TOKEN_A, "V100", 1000, 1, 1, 4000, 16384, 72.0, {}, {}, None, NOW)
     assert bool(elapsed_observations(ended, profile, beside)) == learned

@@ -51,7 +51,7 @@ def assign_new(store: Store) -> NewProfiles:
     for gpu_model, profiles in waiting.items():
         current = in_force(store, gpu_model)
         found = assignments(current.model, profiles)
-        store.profiles.assign(found, current.version)
+        store.profiles.assign(found)
         done.extend(found)
     return [profile for profiles in waiting.values() for profile in profiles], done
 
