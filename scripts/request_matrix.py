@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slurm_gpushare.errors import Exit, GpushareError
 from slurm_gpushare.site.end_to_end import try_forms
-from slurm_gpushare.site.request_forms import GpusSeen, forms, table
+from slurm_gpushare.site.request_forms import GpusSeen, forms
 from slurm_gpushare.slurm.trial_jobs import Answer, TrialJobs
 from slurm_gpushare.testbed.slurm.configuration import PARTITION, UNMANAGED_PARTITION, version
 from slurm_gpushare.testbed.slurm.layout import GPU_MODEL, Shape
@@ -77,6 +77,17 @@ def try_on(bed: Testbed) -> list[GpusSeen]:
     bed.run(["true"], user=USER)  # makes the home
     wanted = forms(GPU_MODEL, bed.shape.gpus, PARTITION, UNMANAGED_PARTITION, version(bed.release))
     return try_forms(wanted, TrialJobs(run, bed.layout.home / USER))
+
+
+def table(columns: Sequence[tuple[str, Sequence[GpusSeen]]]) -> str:
+    """Markdown: a row for each form, a column for each way in which the cluster was set up."""
+    head = ["request", *(name for name, _ in columns)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    by_form = [{str(seen.form): seen.outcome for seen in column} for _, column in columns]
+    for seen in columns[0][1]:
+        name = str(seen.form)
+        lines.append(f"| `{name}` | " + " | ".join(found.get(name, "---") for found in by_form) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main(suite: str | None, out: Path | None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_gpushare.atomic_files import replace_text
@@ -21,9 +20,9 @@ _HEADING = "# last good settings of "
 _LOG = logging.getLogger("gpushare")
 
 
-def last_good_path(environ: Mapping[str, str] = os.environ) -> Path:
+def last_good_path() -> Path:
     """``GPUSHARE_LAST_GOOD``, else its usual place."""
-    return Path(environ.get("GPUSHARE_LAST_GOOD") or DEFAULT_PATH)
+    return Path(os.environ.get("GPUSHARE_LAST_GOOD") or DEFAULT_PATH)
 
 
 def settings_in_force() -> Config:

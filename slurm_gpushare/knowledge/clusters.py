@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 
 FORMAT = 1
 MAX_K = 8
+MOST_TRIED_K = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +149,13 @@ class ChoiceOfK:
     """Mean silhouette by k: how much nearer points lie to their own cluster than to the next; 1 at best."""
 
 
-def choice_of_k(values: Floats, most: int = 13, seed: int = 0) -> ChoiceOfK:
-    """The elbow for every largest k from 5 to `most`, and the silhouette of every k, on standardised values."""
+def choice_of_k(values: Floats, seed: int) -> ChoiceOfK:
+    """The elbow for every largest k from 5 to `MOST_TRIED_K`, and the silhouette of every k, on standardised values."""
     from sklearn.metrics import silhouette_score
 
     mean, scale = _mean_and_scale(values, np.ones(len(values)))
     points = (values - mean) / scale
-    most = min(most, len(np.unique(values, axis=0)) - 1)
+    most = min(MOST_TRIED_K, len(np.unique(values, axis=0)) - 1)
     fits = {k: _k_means(points, k, seed) for k in range(1, most + 1)}
     distortions = [fits[k][1] for k in fits]
     silhouettes = {k: float(silhouette_score(points, fits[k][0])) for k in fits if k > 1}

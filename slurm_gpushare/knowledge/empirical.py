@@ -69,11 +69,12 @@ def adapt(general: Interference, jobs: Telemetry, observed: Observed, families: 
     return general
 
 
-def measured_noise(rates: Sequence[Floats], assumed: float = Spread().noise) -> float:
+def measured_noise(rates: Sequence[Floats]) -> float:
     """Relative error of one rate, from rates that were measured more than once (a job beside its own kind counts).
 
     The median is used, since a few measurements that went wrong are dealt with one by one.
     """
+    assumed = Spread().noise
     differences = np.concatenate([np.abs(np.diff(np.log(each))) for each in rates if len(each) > 1] or [np.zeros(0)])
     if not len(differences):
         return assumed

@@ -32,7 +32,6 @@ from slurm_gpushare.knowledge.interference import (
 from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
 
-Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 OUTLIER_SD = 2.5

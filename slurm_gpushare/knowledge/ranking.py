@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-METHODS = ("pearson", "random forest", "ridge", "lasso")
-
 
 @dataclass(frozen=True, slots=True)
 class Ranked:

@@ -35,7 +35,7 @@ def start_whole(world: World, order: Ints) -> None:
                 if len(empty) == 0:
                     return
         elif shadow_s == np.inf:
-            shadow_s, spare = _reservation(world, n, len(empty))
+            shadow_s, spare = _reservation(world, n)
 
 
 def _start(world: World, job: int, gpus: Ints) -> None:
@@ -45,7 +45,7 @@ def _start(world: World, job: int, gpus: Ints) -> None:
         world.start_gang(job, gpus)
 
 
-def _reservation(world: World, n: int, empty: int) -> tuple[float, int]:
+def _reservation(world: World, n: int) -> tuple[float, int]:
     """When `n` GPUs will be empty, and how many more than that will be."""
     first, second = world.first, world.second
     end_s = world.now_s + np.where(first >= 0, world.left_s(first) / np.maximum(world.rate[first], 1e-9), 0.0)

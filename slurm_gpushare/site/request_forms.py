@@ -6,7 +6,7 @@ seen on Slurm without us, and `tests/real/test_request_forms.py` sees them again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 REFUSED = "refused"
@@ -119,14 +119,3 @@ class GpusSeen:
     def was_tried(self) -> bool:
         """False where the cluster had no room within the time that there was."""
         return not self.outcome.startswith("waits")
-
-
-def table(columns: Sequence[tuple[str, Sequence[GpusSeen]]]) -> str:
-    """Markdown: a row for each form, a column for each way in which the cluster was set up."""
-    head = ["request", *(name for name, _ in columns)]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    by_form = [{str(seen.form): seen.outcome for seen in column} for _, column in columns]
-    for seen in columns[0][1]:
-        name = str(seen.form)
-        lines.append(f"| `{name}` | " + " | ".join(found.get(name, "---") for found in by_form) + " |")
-    return "\n".join(lines) + "\n"

@@ -18,6 +18,7 @@ _COUNT = 'n=$(echo "$CUDA_VISIBLE_DEVICES" | tr , "\\n" | grep -c "[0-9]")'
 _PROBE = f'{_COUNT}; echo "@KIND@=$n"'
 _LINE = re.compile(r"^(script|task)=(\d+)$", re.MULTILINE)
 _AROUND = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
+_AT_ONCE = 4  # of the interactive ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +74,23 @@ def run_here(argv: Sequence[str], timeout_s: float) -> Answer:
 class TrialJobs:
     """Runs trials: all batch jobs at once, the others a few at a time. Leaves no job and no file behind."""
 
-    def __init__(
-        self, run: Run, directory: Path, *, extra: Sequence[str] = (), timeout_s: float = 300.0, at_once: int = 4
-    ):
+    def __init__(self, run: Run, directory: Path, *, extra: Sequence[str] = (), timeout_s: float = 300.0) -> None:
         self._run = run
         self._directory = directory  # the jobs write here, so that nodes must see it
         self._common = ["--time=2", f"--job-name={NAME}", *extra]
         self._timeout_s = timeout_s
-        self._at_once = at_once
 
     def outcomes(self, trials: Sequence[Trial]) -> list[TrialResult]:
         """What became of each trial, in their order."""
         end = time.monotonic() + self._timeout_s
         batch = {index: self._submit(trial) for index, trial in enumerate(trials) if trial.command == "sbatch"}
         others = [index for index, trial in enumerate(trials) if trial.command != "sbatch"]
-        with ThreadPoolExecutor(self._at_once) as pool:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
             seen = dict(zip(others, pool.map(lambda i: self._interactive(trials[i], end), others), strict=True))
         jobs = {index: job for index, job in batch.items() if isinstance(job, str)}
         self._wait(list(jobs.values()), end)
         for index, job in batch.items():
-            seen[index] = self._finished(job, trials[index]) if isinstance(job, str) else job
+            seen[index] = self._finished(job) if isinstance(job, str) else job
         return [seen[index] for index in range(len(trials))]
 
     def _submit(self, trial: Trial) -> str | TrialResult:
@@ -125,7 +123,7 @@ class TrialJobs:
             if jobs:
                 time.sleep(0.3)
 
-    def _finished(self, job: str, trial: Trial) -> TrialResult:
+    def _finished(self, job: str) -> TrialResult:
         files = sorted(self._directory.glob(f"{job}.*.trial"))
         text = "".join(path.read_text(errors="replace") for path in files)
         for path in files:

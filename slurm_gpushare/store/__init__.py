@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slurm_gpushare.store.database import StoreError
     from slurm_gpushare.store.store import Store
 
-__all__ = ["Store", "StoreError"]
+__all__ = ["Store"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,8 +16,4 @@ def __getattr__(name: str) -> Any:
         from slurm_gpushare.store.store import Store
 
         return Store
-    if name == "StoreError":
-        from slurm_gpushare.store.database import StoreError
-
-        return StoreError
     raise AttributeError(name)

@@ -129,7 +129,7 @@ class Spool:
             try:
                 os.unlink(path)
             except OSError:
-                continue  # a directory that an older release moved there
+                continue  # gone, or no file of ours
 
     def _next_entries(self) -> Iterator[os.DirEntry[str]]:
         """The next entries of the directory; after its end, from its beginning."""

@@ -22,7 +22,7 @@ from sqlalchemy import delete, select
 
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.arrivals import Arrival, Inbox, Refusal
+from slurm_gpushare.store.arrivals import Arrival, Refusal
 from slurm_gpushare.store.chunks import chunks
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
 from slurm_gpushare.store.gpu_models import MODEL_PREFIX
@@ -101,11 +101,11 @@ class Ingest:
         self._today = 0
         self._by_user: Counter[int] = Counter()
 
-    def run_all(self, now_s: float | None = None) -> IngestSummary:
+    def run_all(self) -> IngestSummary:
         """`run` until everything that has arrived is taken in."""
-        summary = self.run(now_s)
+        summary = self.run()
         while summary.more:
-            following = self.run(now_s)
+            following = self.run()
             summary.counts.update(following.counts)
             summary.restarts += following.restarts
             summary.waiting, summary.more = following.waiting, following.more
@@ -145,8 +145,8 @@ class Ingest:
             summary.counts.update(removed)
 
     def _take_inbox(self, now_s: float, summary: IngestSummary) -> None:
-        inbox, taken = Inbox(self._store.database), 0
-        while taken < MOST_A_RUN and (arrived := inbox.take(BATCH)):
+        taken = 0
+        while taken < MOST_A_RUN and (arrived := self._store.inbox.take(BATCH)):
             self._batch(arrived, now_s, summary)
             taken += len(arrived)
         summary.more = summary.more or taken >= MOST_A_RUN

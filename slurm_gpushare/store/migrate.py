@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqlalchemy import Connection, func, inspect, select
 
@@ -27,11 +26,9 @@ class Migration:
     statements: tuple[str, ...]
 
 
-def known_migrations(folder: Path | None = None) -> tuple[Migration, ...]:
+def known_migrations() -> tuple[Migration, ...]:
     """The migrations of this release, in order."""
-    files = [
-        (match, path) for path in (folder or resource_dir("sql")).iterdir() if (match := _NAME.fullmatch(path.name))
-    ]
+    files = [(match, path) for path in resource_dir("sql").iterdir() if (match := _NAME.fullmatch(path.name))]
     found = [Migration(int(match[1]), match[2], _statements(path.read_text())) for match, path in files]
     return tuple(sorted(found, key=lambda migration: migration.version))
 

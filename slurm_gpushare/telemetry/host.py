@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import psutil
 
@@ -35,14 +35,13 @@ class CounterRates:
 class NodeCounters:
     """What the whole node does; on a node with several jobs this is not the job's alone."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._rates = CounterRates()
         self._cores = psutil.cpu_count() or 1
 
     def read(self) -> dict[str, float]:
         """Values by attribute name."""
-        now = self._clock()
+        now = time.monotonic()
         rates = self._rates.update(_node_counters(), now)
         values = {name: rate for name, rate in rates.items() if not name.startswith("cpu_")}
         seconds = {state: rates.get(f"cpu_{state}", 0.0) for state in _CPU_STATES}
@@ -90,8 +89,7 @@ def _node_counters() -> dict[str, float]:
 class JobCounters:
     """What the job's processes do, added up; a process that ended keeps counting with what it had done."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._rates = CounterRates()
         self._ended: dict[str, float] = {}
         self._last: dict[int, dict[str, float]] = {}
@@ -119,7 +117,7 @@ class JobCounters:
         for one in counters.values():
             for name, value in one.items():
                 totals[name] = totals.get(name, 0.0) + value
-        values = self._rates.update(totals, self._clock())
+        values = self._rates.update(totals, time.monotonic())
         if "job_cpu_user_pct" in values:
             values["job_cpu_pct"] = values["job_cpu_user_pct"] + values["job_cpu_system_pct"]
         return values | {

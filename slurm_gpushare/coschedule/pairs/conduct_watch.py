@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_gpushare.coschedule import log
 from slurm_gpushare.coschedule.acting import explain
-from slurm_gpushare.coschedule.pairs import learner
 from slurm_gpushare.coschedule.pairs.broken_pauses import PauseCheck
 from slurm_gpushare.coschedule.pairs.ledger import Pair, PairKey
 from slurm_gpushare.coschedule.pairs.past_profile import MEMORY, Excess, ProfileCheck
@@ -37,7 +36,7 @@ class ConductWatch:
         self._pauses = PauseCheck()
         self.ran_on: set[int] = set()
         """Running jobs that were at work while they were paused: pausing them is of no use."""
-        progress = store.knowledge.get(PROGRESS) or store.knowledge.get(learner.PROGRESS) or {}
+        progress = store.knowledge.get(PROGRESS) or {}
         self._last_run = int(progress.get("last_run", 0))
 
     def look(

@@ -64,8 +64,7 @@ class Learner:
         self.clusters: dict[str, int] = {}
         self._last_observation = 0
         self._progress = f"{PROGRESS}/{gpu_model}"
-        # One name served all models before each had a learner of its own.
-        progress = store.knowledge.get(self._progress) or store.knowledge.get(PROGRESS) or {}
+        progress = store.knowledge.get(self._progress) or {}
         self._last_run = int(progress.get("last_run", 0))
         self._waiting: dict[int, list[StoredRun]] = {}  # by the job whose own run will tell its token
         self._by_user: Counter[int] = Counter()

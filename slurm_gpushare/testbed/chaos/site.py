@@ -146,8 +146,8 @@ class ChaosSite:
         beat_s = HookFile(self.config.hook_file).heartbeat_s()
         return beat_s is not None and abs(time.time() - beat_s) < self.config.heartbeat_s and beat_s >= since_s
 
-    def wait_alive(self, timeout_s: float = 120.0) -> None:
-        if self.sharing and not wait_until(self.is_alive, timeout_s):
+    def wait_alive(self) -> None:
+        if self.sharing and not wait_until(self.is_alive, 120):
             raise GpushareError(f"the helper does not recover: {last_lines(self.log)}")
 
     def gpushare(self, *words: str, check: bool = True) -> str:

@@ -86,8 +86,6 @@ class Stream:
     tokens: bool = True
     """False: the same jobs without tokens, for the control run."""
     submitted: list[Submitted] = field(default_factory=list)
-    refused: int = 0
-    """Times that sbatch failed: slurmctld was away, and the user was told."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -146,7 +144,6 @@ class Stream:
         try:
             answer = self.testbed.run(["sbatch", "--parsable", *options], user=user, input=script)
         except GpushareError:
-            self.refused += 1
             return False
         self._turn += 1
         job = answer.stdout.strip().split(";")[0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 from slurm_gpushare.config import load_config
@@ -59,10 +57,3 @@ class HelperProcess:
         self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-@contextmanager
-def running_helper(testbed: Testbed, policy: str) -> Iterator[None]:
-    """Run the helper under `policy` while the block runs."""
-    with HelperProcess(testbed, policy):
-        yield

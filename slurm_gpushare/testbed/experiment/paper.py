@@ -25,7 +25,7 @@ from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.testbed.emulator.card import Demand
-from slurm_gpushare.testbed.experiment.helper_process import running_helper
+from slurm_gpushare.testbed.experiment.helper_process import HelperProcess
 from slurm_gpushare.testbed.experiment.made_up_tokens import made_up_token
 from slurm_gpushare.testbed.experiment.submitting import submit
 from slurm_gpushare.testbed.slurm.processes import wait_until
@@ -207,7 +207,7 @@ class TestbedRun:
         store = self._store_file()
         if knows is not None:
             _copy(knows, store)
-        with running_helper(self.testbed, policy):
+        with HelperProcess(self.testbed, policy):
             begun_s = time.time()
             ids = {self._submit(job, name): job for job in self.jobs}
             self._wait(name, ids, begun_s)

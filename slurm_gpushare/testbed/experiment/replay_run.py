@@ -27,7 +27,7 @@ from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.sharing import Observation
 from slurm_gpushare.testbed.emulator.card import EmulatedCard
 from slurm_gpushare.testbed.emulator.node import MEM_TOTAL_MIB, card_path
-from slurm_gpushare.testbed.experiment.helper_process import running_helper
+from slurm_gpushare.testbed.experiment.helper_process import HelperProcess
 from slurm_gpushare.testbed.experiment.replay_jobs import ReplayJobs, rate_files, seat_name
 from slurm_gpushare.testbed.experiment.replay_outcome import JobStay, PolicyRun
 from slurm_gpushare.testbed.experiment.submitting import submit
@@ -137,7 +137,7 @@ class _PolicyReplay:
             return
         self._know()
         try:
-            with running_helper(self._testbed, self._policy):
+            with HelperProcess(self._testbed, self._policy):
                 yield
         finally:
             self._counters = self._helper_counters()

@@ -121,8 +121,6 @@ def begun(scenario: Scenario) -> ScenarioResult:
 
 _HONEST = Actor(60, 30, 4096, 80)
 _LIAR = Actor(80, 50, 2048, 80, profile_util_pct=20, profile_s=20)
-_RUNAWAY = Actor(80, 50, 2048, 150, profile_s=15)
-_LATE = Actor(30, 10, 2048, 52, limit_min=1)
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario("honest pair", Actor(30, 10, 4096, 60), Actor(30, 10, 2048, 40)),
