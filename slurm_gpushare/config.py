@@ -1,7 +1,7 @@
 """gpushare.conf: the site's settings, in Slurm's own ``Key=Value`` style.
 
-`KEYS` is the single list of what may be set: the parser, the documentation, the man page and
-``gpushare configure`` all read it. The Lua hook reads the same file and takes the few keys it needs.
+`KEYS` is the single list of what may be set: the parser, the documentation and the man page
+read it. The Lua hook reads the same file and takes the few keys it needs.
 """
 
 from __future__ import annotations

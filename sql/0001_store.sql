@@ -142,7 +142,7 @@ CREATE TABLE IF NOT EXISTS decision (
 CREATE INDEX IF NOT EXISTS decision_job ON decision (job_id, id);
 CREATE INDEX IF NOT EXISTS decision_at ON decision (at_s);
 
--- Who shared a card with whom, from when to when; ended_s is NULL while it lasts.
+-- Who shared a card with whom, from when to when; end_s is NULL while it lasts.
 CREATE TABLE IF NOT EXISTS sharing (
     id INTEGER /*! UNSIGNED AUTO_INCREMENT */ PRIMARY KEY,
     resident_job BIGINT NOT NULL,
@@ -164,7 +164,7 @@ CREATE INDEX IF NOT EXISTS sharing_guest ON sharing (guest_job);
 CREATE INDEX IF NOT EXISTS sharing_start ON sharing (start_s);
 CREATE INDEX IF NOT EXISTS sharing_end ON sharing (end_s);
 
--- Tokens that slowed each other past what was promised: never again on one card. token_a <= token_b.
+-- Tokens that slowed each other past what was promised: kept apart until the ban fades. token_a <= token_b.
 CREATE TABLE IF NOT EXISTS never_pair (
     token_a VARCHAR(40) NOT NULL,
     token_b VARCHAR(40) NOT NULL,

@@ -29,7 +29,7 @@ class ClusterModel:
     """One row a cluster, lightest first unless numbers were kept from an earlier model."""
     sizes: tuple[int, ...]
     chosen: str
-    """How k was chosen: ``elbow``, ``given`` or ``too few profiles``."""
+    """How k was chosen: ``elbow`` or ``given``."""
     distortions: tuple[float, ...] = ()
     """Sum of squared distances for k = 1, 2, ...: what the elbow was found on."""
 

@@ -1,6 +1,6 @@
 """The simulated cluster: who is on which GPU, how far each job has got, and what ends next.
 
-Only `start` and `stop` change it; policies decide, the world keeps the books.
+Policies decide and call what starts, joins and stops jobs; the world keeps the books.
 """
 
 from __future__ import annotations

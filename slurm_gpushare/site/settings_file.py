@@ -22,7 +22,7 @@ class Setting:
 
 
 def read_settings(text: str) -> dict[str, str]:
-    """Values by key in lower case; the last one of a key counts, as everywhere."""
+    """Values by key in lower case; of a key that is there twice, which `parse_config` refuses, the last."""
     found = (_LINE.match(line) for line in text.splitlines())
     return {match[2].lower(): match[4].strip() for match in found if match}
 

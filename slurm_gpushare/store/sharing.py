@@ -1,4 +1,4 @@
-"""What was seen of jobs that shared: observed rates, spans of sharing, and pairs that must not meet again."""
+"""What was seen of jobs that shared: observed rates, spans of sharing, and pairs that are kept apart for a while."""
 
 from __future__ import annotations
 

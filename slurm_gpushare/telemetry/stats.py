@@ -119,7 +119,7 @@ class StreamSummary:
 
 
 class Summaries:
-    """One `Summary` for each attribute that has been seen."""
+    """One `StreamSummary` for each attribute that has been seen."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, StreamSummary] = {}

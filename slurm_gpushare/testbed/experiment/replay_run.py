@@ -71,7 +71,7 @@ Tell = Callable[[ReplayProgress], None]
 
 @dataclass(slots=True)
 class _Attempt:
-    """A job that Slurm has, or will get again at `due_s`."""
+    """A job that Slurm has, or will get again."""
 
     job: int
     first_submit_s: float
