@@ -27,7 +27,7 @@ def _log_to_stderr(verbose: bool) -> None:
 
 @click.command("backfill")
 @click.option("--once", is_flag=True, help="One look at the queue, then exit.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done; change no job, write nothing.")
+@DRY_RUN
 @click.option("--policy", type=click.Choice(POLICIES), help="Who shares with whom, instead of gpushare.conf's Policy.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from slurm_gpushare.cli.conduct import audit, strikes
-from slurm_gpushare.cli.options import JSON, YES
+from slurm_gpushare.cli.options import DRY_RUN, JSON, YES
 from slurm_gpushare.cli.output import Column, echo_json, right, table
 from slurm_gpushare.config import load_config
 from slurm_gpushare.errors import BadInput, Exit
@@ -104,7 +104,7 @@ def restore_command(file: Path, yes: bool) -> None:
 
 @db.command("prune")
 @click.option("--older-than", "age", required=True, metavar="AGE", help="Age such as 90d, 26w or 2y.")
-@click.option("--dry-run", is_flag=True, help="Only say how much would be forgotten.")
+@DRY_RUN
 @YES
 def prune_command(age: str, dry_run: bool, yes: bool) -> None:
     """Forget runs, decisions and observations older than AGE, and tokens not used since.

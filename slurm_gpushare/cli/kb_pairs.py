@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpushare.cli.options import FILE, JSON
+from slurm_gpushare.cli.options import DRY_RUN, FILE, JSON
 from slurm_gpushare.cli.output import Column, echo_json, echo_models, right, table
 from slurm_gpushare.errors import BadInput, GpushareError
 
@@ -153,7 +153,7 @@ def _known(gpu_model: str) -> LearnedKnowledge:
 
 @click.command("bans")
 @click.option("--lift", metavar="TOKEN[,TOKEN]", help="Let a token sit beside the other, or beside anybody, again.")
-@click.option("--dry-run", is_flag=True, help="Only say what --lift would lift.")
+@DRY_RUN
 @JSON
 def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
     """List pairs of workloads that are kept apart, and lift such bans.

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import click
 
 from slurm_gpushare.cli.access import config_or_defaults, source
-from slurm_gpushare.cli.options import JSON, NO_HEADER
+from slurm_gpushare.cli.options import JSON, NO_HEADER, PARSABLE
 from slurm_gpushare.cli.output import Cell, Column, echo_json, right, table, warn
 from slurm_gpushare.coschedule.planning.reasons import duration_text
 from slurm_gpushare.report.job_text import PREALLOCATED, WIDTH
@@ -53,9 +53,9 @@ def token() -> None:
 
 @token.command("list")
 @NO_HEADER
-@click.option("-P", "--parsable", is_flag=True, help="Separate columns by | without padding.")
+@PARSABLE
 @JSON
-def list_tokens(noheader: bool, parsable: bool, as_json: bool) -> None:
+def list_tokens(noheader: bool, parsable2: bool, as_json: bool) -> None:
     """List your tokens: their names, and what is known of their workloads.
 
     A workload shares once it has been measured: RUNS says by how many runs. TIME and MEM are what it typically needs.
@@ -71,14 +71,14 @@ def list_tokens(noheader: bool, parsable: bool, as_json: bool) -> None:
         return
     numbers = map(right, ("CLUSTER", "RUNS", "TIME", "MEM"))
     columns = (Column("TOKEN"), Column("NAME"), Column("KNOWN"), *numbers, Column("LAST"))
-    mark = "" if parsable else _MARK
+    mark = "" if parsable2 else _MARK
     rows = [(item.token, item.name, *_known(facts[item.token], known is not None, mark)) for item in items]
-    text = table(columns, rows, header=not noheader, delimiter="|" if parsable else None)
+    text = table(columns, rows, header=not noheader, delimiter="|" if parsable2 else None)
     if text:
         click.echo(text)
-    if not noheader and not parsable and any(facts[item.token].preallocated for item in items):
+    if not noheader and not parsable2 and any(facts[item.token].preallocated for item in items):
         click.echo(textwrap.fill(f"{_MARK} {PREALLOCATED}.", WIDTH, subsequent_indent="  "))
-    if not items and not noheader and not parsable:
+    if not items and not noheader and not parsable2:
         click.echo("No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.", err=True)
     if figures.note and items and not noheader:
         warn(figures.note)
