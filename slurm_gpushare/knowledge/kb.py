@@ -41,6 +41,13 @@ class Member:
     cluster: int
 
 
+def _rows(value: Any) -> str:
+    """JSON; of a list of lists or objects each on a line of its own."""
+    if isinstance(value, list) and value and isinstance(value[0], list | dict):
+        return "[\n" + ",\n".join(map(_rows, value)) + "\n]"
+    return json.dumps(value, allow_nan=False)
+
+
 @dataclass(frozen=True, slots=True)
 class KnowledgeBase:
     """What is known of one GPU model's jobs."""
@@ -59,7 +66,8 @@ class KnowledgeBase:
 
     def save(self, path: Path) -> None:
         """Write it as JSON, whole or not at all."""
-        write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+        lines = ",\n".join(f"{json.dumps(name)}: {_rows(value)}" for name, value in self.to_json().items())
+        write_text(path, f"{{\n{lines}\n}}\n")
 
     def to_json(self) -> dict[str, Any]:
         general = self.interference
