@@ -32,8 +32,8 @@ def characterize(workloads: Path, out: Path, k: int | None, seed: int) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{out}: cannot be made: {error.strerror}") from error
-    write_text(out / "summary.json", json.dumps(result.summary(), indent=2) + "\n")
-    write_text(out / "model.json", json.dumps(result.model.to_json(), indent=2) + "\n")
+    write_text(out / "summary.json", json.dumps(result.summary(), indent=2, allow_nan=False) + "\n")
+    write_text(out / "model.json", json.dumps(result.model.to_json(), indent=2, allow_nan=False) + "\n")
     click.echo(f"dropped, user-sensitive: {', '.join(result.workloads.dropped)}")
     click.echo(f"dropped, constant:       {', '.join(result.workloads.constant) or 'none'}")
     for target, items in result.rankings.items():

@@ -142,7 +142,7 @@ def _write(rounds: Sequence[Sequence[PaperResult]], told: str, out: Path) -> Non
         for number, results in enumerate(rounds)
         for result in results
     ]
-    (out / "results.json").write_text(json.dumps({"told": told, "runs": runs}, indent=1) + "\n")
+    (out / "results.json").write_text(json.dumps({"told": told, "runs": runs}, indent=1, allow_nan=False) + "\n")
 
 
 def _draw(results: Sequence[PaperResult], out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from slurm_gpushare.cli.output import Column, right, table
 from slurm_gpushare.testbed.experiment.paper import AGAIN, EXCLUSIVE, OURS, PaperResult
@@ -60,7 +61,7 @@ def _table(rounds: Sequence[Sequence[PaperResult]]) -> str:
 def _ranges(found: Sequence[PaperResult]) -> list[str]:
     """Mean (lowest to highest) of each figure over the seeds."""
     values = [[figure(result) for result in found] for _, figure in FIGURES]
-    return [f"{_mean(row):.1f} ({min(row):.1f} to {max(row):.1f})" for row in values]
+    return [f"{fmean(row):.1f} ({min(row):.1f} to {max(row):.1f})" for row in values]
 
 
 def _sentences(results: Sequence[PaperResult]) -> list[str]:
@@ -109,13 +110,9 @@ def _differences(rounds: Sequence[Sequence[PaperResult]]) -> list[str]:
             if ours not in found or other not in found:
                 continue
             pairs = list(zip(found[ours], found[other], strict=False))
-            ps = _mean([a.ps_pct - b.ps_pct for a, b in pairs])
-            isd = _mean([a.isd_pct - b.isd_pct for a, b in pairs])
-            jct = 100.0 * (_mean([a.mean_jct_s for a, _ in pairs]) / _mean([b.mean_jct_s for _, b in pairs]) - 1.0)
+            ps = fmean([a.ps_pct - b.ps_pct for a, b in pairs])
+            isd = fmean([a.isd_pct - b.isd_pct for a, b in pairs])
+            jct = 100.0 * (fmean([a.mean_jct_s for a, _ in pairs]) / fmean([b.mean_jct_s for _, b in pairs]) - 1.0)
             lines.append(f"{ours} against {other}: PS {ps:+.2f} points, ISD {isd:+.2f} points, mean JCT {jct:+.1f} %.")
     lines.append(f"The paper's own scheduler against random: PS {PAPER_PS:+.2f} points, ISD {PAPER_ISD:+.2f} points.")
     return lines
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

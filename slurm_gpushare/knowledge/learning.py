@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.beliefs import Beliefs
+from slurm_gpushare.knowledge.beliefs import OUTLIER_SD, Beliefs
 from slurm_gpushare.knowledge.empirical import adapt
 from slurm_gpushare.knowledge.interference import (
     MAX_RATE,
@@ -34,7 +34,6 @@ from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
 
 Index = NDArray[np.intp]
 
-OUTLIER_SD = 2.5
 OUTLIERS_IN_A_ROW = 3
 """So many outliers of a pair on the same side, one after the other, are no accident: the jobs have changed."""
 CHANGED = 0.1

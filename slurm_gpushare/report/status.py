@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_gpushare.coschedule.view.occupancy import CardShare, CardUse, GpuAddress, place_of
+from slurm_gpushare.slurm.gres import model_of_type
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.published import PublicJob
@@ -132,7 +133,7 @@ def gpu_lines(
                 GpuLine(
                     node=node.name,
                     index=index,
-                    model=gres_type.rpartition("_")[0],
+                    model=model_of_type(gres_type),
                     usable=node.usable,
                     shards_used=sum(min(share.shards, use.shards_total) for share in use.occupants),
                     shards_total=use.shards_total,

@@ -7,9 +7,7 @@ the moment short in which a writer locks readers out; a damaged or missing file 
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -19,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from slurm_gpushare.atomic_files import replacing
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.ownership import hand_over
 from slurm_gpushare.resources import resource_dir
@@ -99,11 +98,8 @@ class HookFile:
             return len(rows)
 
     def _rebuild(self, store: Store, now_s: float | None) -> int:
-        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 600
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            with closing(sqlite3.connect(temporary, isolation_level=None)) as file, store.database.read() as connection:
+        with replacing(self.path, 0o600, sync=True) as draft:
+            with closing(sqlite3.connect(draft, isolation_level=None)) as file, store.database.read() as connection:
                 file.execute("PRAGMA synchronous=OFF")
                 file.executescript((resource_dir("sql") / "hook.sql").read_text())
                 latest, epoch = _position(connection)
@@ -115,13 +111,9 @@ class HookFile:
                     (_seconds(now_s), latest, epoch, int(self.gangs)),
                 )
                 file.execute("COMMIT")
-            _flush(temporary)
-            hand_over(temporary)
+            hand_over(draft)
             # A journal left by a writer that died belongs to the old file and would spoil the new one.
             self.path.with_name(self.path.name + "-journal").unlink(missing_ok=True)
-            temporary.replace(self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
         return max(count, 0)
 
     def _site_names(self, connection: Connection) -> dict[str, str]:
@@ -179,11 +171,3 @@ def _rows(connection: Connection, names: Mapping[str, str], after: int) -> Itera
 
 def _seconds(now_s: float | None) -> int:
     return int(time.time() if now_s is None else now_s)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

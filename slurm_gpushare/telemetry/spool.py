@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slurm_gpushare.atomic_files import replacing
 from slurm_gpushare.config import Config
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.ownership import hand_over
@@ -71,21 +72,12 @@ def write_record(record: Record, spool_dir: Path, munge_socket: Path | None = No
     credential = seal(encode_record(record), munge_socket)
     incoming = spool_dir / INCOMING
     path = incoming / spool_name(record)
-    partial = incoming / f".{record.record_id}.tmp"  # ingest takes *.rec only
     try:
         if not incoming.is_dir():
             _make_incoming(incoming)
-        try:
-            handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(credential)
-                file.flush()
-                os.fsync(file.fileno())
-            _let_reader_read(partial)
-            partial.rename(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        with replacing(path, 0o600, sync=True) as draft:  # ingest takes *.rec only
+            draft.write_text(credential, encoding="ascii")
+            _let_reader_read(draft)
         if record.kind is RecordKind.FINAL:
             path.with_name(path.name.replace(f"-f{SUFFIX}", f"-i{SUFFIX}")).unlink(missing_ok=True)
     except OSError as error:

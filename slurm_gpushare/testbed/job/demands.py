@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import fmean
 
 from slurm_gpushare.csv_rows import read_rows
 from slurm_gpushare.errors import BadInput
@@ -99,4 +100,4 @@ def _memory_mib(table: EmulatedRates, usable_mib: int) -> dict[str, int]:
 
 
 def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    return fmean(values) if values else 0.0
