@@ -23,9 +23,9 @@ from slurm_gpushare.cli.output import Column, echo_json, progress, right, table,
 from slurm_gpushare.cli.pages import check_page, write_page
 from slurm_gpushare.coschedule.planning.reasons import duration_text
 from slurm_gpushare.errors import BadInput
+from slurm_gpushare.report import words
 from slurm_gpushare.report.assess_page import (
     durations,
-    gpu_time,
     hours,
     isd,
     render_assessment,
@@ -207,7 +207,7 @@ def _text(found: Sequence[Assessment], document: dict[str, Any]) -> str:
         f"What GPU sharing would do: {document['period']}, {document['draws']} draws\n",
         table(columns, rows),
         "",
-        f"GPU time saved  {hours(total['saved_gpu_h'])} of {gpu_time(total['gpu_hours'])},"
+        f"GPU time saved  {hours(total['saved_gpu_h'])} of {words.hours(total['gpu_hours'])},"
         f" {span(total['saved_pct'], '.0f', ' %')}",
         f"waits avoided   {hours(total['waits_avoided_h'])}, all jobs together",
     ]

@@ -15,8 +15,8 @@ from slurm_gpushare.cli.output import echo_json, use_colour, warn
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_accounting, from_queue, job_json
 from slurm_gpushare.report.job_text import job_lines
-from slurm_gpushare.report.page.words import natural
 from slurm_gpushare.report.story import tell
+from slurm_gpushare.report.words import natural
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.array_tasks import array_of
 from slurm_gpushare.slurm.errors import SlurmError

@@ -11,13 +11,9 @@ from slurm_gpushare.coschedule.planning.reasons import duration_text
 from slurm_gpushare.report.cpu_advice import CpuSummary
 from slurm_gpushare.report.distribution import Distribution
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.report.words import hours
 
 WIDTH = 80
-
-
-def hours_text(hours: float | None) -> str:
-    """GPU time in a unit that fits."""
-    return "---" if hours is None else duration_text(3600.0 * hours)
 
 
 def report_text(found: Report) -> str:
@@ -31,7 +27,7 @@ def report_text(found: Report) -> str:
             right("ISD_RESIDENT%", ".0f"), right("ISD_GUEST%", ".0f"), right("PS%", ".0f"),
         )  # fmt: skip
         rows = (
-            (p.resident_cluster, p.guest_cluster, p.spans, p.measured_spans, hours_text(p.hours), p.resident_isd_pct,
+            (p.resident_cluster, p.guest_cluster, p.spans, p.measured_spans, hours(p.hours), p.resident_isd_pct,
              p.guest_isd_pct, p.ps_pct)
             for p in found.pairs
         )  # fmt: skip
@@ -50,7 +46,7 @@ def report_text(found: Report) -> str:
             right("MEASURED"), right("ISD%", ".0f"),
         )  # fmt: skip
         owners = (
-            (o.user, o.jobs, o.shared, hours_text(o.gpu_hours_saved), o.measured, o.isd_mean_pct) for o in found.owners
+            (o.user, o.jobs, o.shared, hours(o.gpu_hours_saved), o.measured, o.isd_mean_pct) for o in found.owners
         )
         blocks.append(f"By user\n{table(by_user, owners)}")
     return "\n\n".join(blocks)
@@ -65,8 +61,8 @@ def _figures(found: Report) -> str:
     if not found.shared:
         return lines_text(("GPU jobs", f"{jobs}, none shared a card"), ("to share", _TO_SHARE), *_cpus(found.cpus))
     isd, expected = found.isd_pct, found.expected_isd_pct
-    saved = f"{hours_text(found.saved_gpu_h)}, {text_of(found.ps_pct, '.0f')} % of what they need alone (PS)"
-    avoided = f"{hours_text(found.wait_avoided_h)} expected, of {found.waits_avoided} guests and successors together"
+    saved = f"{hours(found.saved_gpu_h)}, {text_of(found.ps_pct, '.0f')} % of what they need alone (PS)"
+    avoided = f"{hours(found.wait_avoided_h)} expected, of {found.waits_avoided} guests and successors together"
     lines = [
         ("GPU jobs", f"{jobs}, {found.shared} shared a card"),
         ("GPU time saved", f"{saved}; {found.measured_spans} of {len(found.spans)} stays measured"),

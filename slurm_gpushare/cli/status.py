@@ -17,6 +17,7 @@ from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.report.sources import PublishedSource, Source
 from slurm_gpushare.report.status import GpuLine, LiveFigures, TaggedJob, gpu_lines, tagged_jobs
+from slurm_gpushare.report.words import clock
 from slurm_gpushare.slurm.hostlist import expand
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.users import user_name
@@ -44,16 +45,6 @@ GPU_FIELDS: dict[str, tuple[Column, Callable[[GpuLine], Cell]]] = {
 GPU_DEFAULT = tuple(name for name in GPU_FIELDS if name != "model")
 
 
-def _clock(seconds: int | None) -> str | None:
-    """As squeue writes times."""
-    if seconds is None:
-        return None
-    days, rest = divmod(seconds, 86400)
-    hours, minutes = divmod(rest // 60, 60)
-    clock = f"{hours}:{minutes:02d}:{rest % 60:02d}" if hours or days else f"{minutes}:{rest % 60:02d}"
-    return f"{days}-{clock}" if days else clock
-
-
 def _why(job: TaggedJob) -> Cell:
     """The helper's reason where there is one, else Slurm's."""
     return ("paused" if job.paused else job.why) or job.reason
@@ -65,14 +56,14 @@ JOB_FIELDS: dict[str, tuple[Column, Callable[[TaggedJob], Cell]]] = {
     "name": (Column("NAME"), lambda job: None),  # of the caller's own jobs alone: see `jobs --me`
     "partition": (Column("PARTITION"), lambda job: job.partition),
     "state": (Column("ST"), lambda job: STATES.get(job.state, job.state)),
-    "time": (right("TIME"), lambda job: _clock(job.time_s)),
+    "time": (right("TIME"), lambda job: clock(job.time_s)),
     "cluster": (right("CLUSTER"), lambda job: "probe" if job.probe else job.cluster),
     "gpu": (Column("GPU"), lambda job: job.card),
     "partner": (Column("BESIDE"), lambda job: _each(job.partners)),
     "expected": (right("EXP%", ".0f"), lambda job: job.cost.predicted_isd_pct),
     "measured": (right("ISD%", ".0f"), lambda job: job.cost.measured_isd_pct),
-    "start": (right("STARTS_IN"), lambda job: _clock(None if job.wait_s is None else int(job.wait_s))),
-    "given": (right("GIVEN"), lambda job: _clock(job.given_back_s)),
+    "start": (right("STARTS_IN"), lambda job: clock(job.wait_s)),
+    "given": (right("GIVEN"), lambda job: clock(job.given_back_s)),
     "reason": (Column("REASON"), _why),
 }
 JOB_DEFAULT = ("jobid", "user", "state", "time", "cluster", "gpu", "partner", "expected", "measured", "reason")

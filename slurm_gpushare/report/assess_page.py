@@ -7,11 +7,12 @@ from html import escape
 from typing import Any
 
 from slurm_gpushare.coschedule.planning.reasons import duration_text
+from slurm_gpushare.report import words
 from slurm_gpushare.report.charts.axes import at_both_widths
 from slurm_gpushare.report.charts.compared import bands
 from slurm_gpushare.report.page.parts import Origin, data_table, section
 from slurm_gpushare.report.page.parts import document as page
-from slurm_gpushare.report.page.words import counted
+from slurm_gpushare.report.words import counted
 
 Partition = Mapping[str, Any]
 """One entry of the JSON document's ``partitions``."""
@@ -77,11 +78,6 @@ def _bands(found: Sequence[Partition], key: str, title: str, x_label: str) -> st
     return section(title, f"{meaning}By partition; a bar spans what the draws gave, the line is their middle.", body)
 
 
-def gpu_time(gpu_hours: float) -> str:
-    """Hours, as sites count them, or less."""
-    return hours(dict.fromkeys(("low", "high"), gpu_hours))
-
-
 def isd(item: Partition) -> str:
     """Slow-down; of nobody it is unknown, not 0."""
     return span(item["isd_mean_pct"], ".0f", " %") if item["shared_pct"]["high"] > 0 else "---"
@@ -91,7 +87,7 @@ def _table(found: Sequence[Partition]) -> str:
     head = ("partition", "jobs", "GPUs", "GPU time", "saved", "mean wait now", "with sharing", "slow-down", "share")
     rows = [
         (
-            item["partition"], f"{item['jobs']:,}", f"{item['gpus']:,}", gpu_time(item["gpu_hours"]),
+            item["partition"], f"{item['jobs']:,}", f"{item['gpus']:,}", words.hours(item["gpu_hours"]),
             hours(item["saved_gpu_h"]), duration_text(item["plain_wait_s"]), durations(item["wait_s"]),
             isd(item), span(item["shared_pct"], ".0f", " %"),
         )

@@ -11,6 +11,7 @@ from slurm_gpushare.report.cpu_advice import CpuAdvice
 from slurm_gpushare.report.job_facts import JobFacts, Stay
 from slurm_gpushare.report.roles import RESIDENT
 from slurm_gpushare.report.story import CLUSTER_NAMES
+from slurm_gpushare.report.words import clock, energy, per_cent
 
 WIDTH = 80
 PREALLOCATED = (
@@ -26,18 +27,6 @@ def bar(pct: float, cells: int = _BAR) -> str:
     """``[████......]``"""
     full = round(min(max(pct, 0.0), 100.0) / 100.0 * cells)
     return f"[{'█' * full}{'.' * (cells - full)}]"
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "---"
-    days, rest = divmod(int(seconds), 86400)
-    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
-    return f"{days}-{clock}" if days else clock
-
-
-def _pct(value: float | None) -> str:
-    return "---" if value is None else f"{value:.0f} %"
 
 
 def _line(label: str, text: str) -> str:
@@ -102,9 +91,9 @@ def _waiting(facts: JobFacts) -> Iterator[str]:
         if facts.reason.wait_s is not None:
             yield _line("Expected", f"a whole GPU in about {duration_text(facts.reason.wait_s)}")
     if facts.elapsed_s is not None:
-        limit = f" of {_clock(job.limit_s)}" if job.limit_s else ""
+        limit = f" of {clock(job.limit_s)}" if job.limit_s else ""
         given = f", {duration_text(facts.given_back_s)} of it given back for sharing" if facts.given_back_s else ""
-        yield _line("Time", f"{_clock(facts.elapsed_s)}{limit}{given}")
+        yield _line("Time", f"{clock(facts.elapsed_s)}{limit}{given}")
         if facts.paused_s:
             so_far = "so far" if facts.paused else "in all, so that its neighbours got the speed they were promised"
             yield _line("Paused", f"{duration_text(facts.paused_s)} {so_far}")
@@ -120,7 +109,7 @@ def _use(facts: JobFacts, unknown: str, bars: bool) -> Iterator[str]:
 
     def gauge(label: str, pct: float | None, text: str) -> str:
         picture = f"{bar(pct)} " if bars and pct is not None else ""
-        return _line(label, f"{picture}{_pct(pct):>5}  {text}")
+        return _line(label, f"{picture}{per_cent(pct):>5}  {text}")
 
     measured = f"over {duration_text(run.measured_s)}" if run else unknown
     yield gauge("GPU busy", run.gpu_busy_pct if run else None, measured)
@@ -136,11 +125,11 @@ def _use(facts: JobFacts, unknown: str, bars: bool) -> Iterator[str]:
     if facts.cpu_advice is not None:
         yield _line("CPUs", _cpus(facts.cpu_advice, facts.job.cpus))
     if run and run.power_w is not None:
-        energy = "" if facts.energy_kwh is None else f", about {_energy(facts.energy_kwh)}"
-        yield _line("Power", f"{run.power_w:.0f} W of the card{energy}")
+        used = "" if facts.energy_kwh is None else f", about {energy(facts.energy_kwh)}"
+        yield _line("Power", f"{run.power_w:.0f} W of the card{used}")
     if run and run.mgup is not None:
         what = {"epoch": "first epoch", "limit": "up to the time limit of probes", "end": "whole run"}.get(run.closed)
-        numbers = f"MGUP {_pct(run.mgup)}, MGMAP {_pct(run.mgmap)}, MGTSAMP {_pct(run.mgtsamp)}"
+        numbers = f"MGUP {per_cent(run.mgup)}, MGMAP {per_cent(run.mgmap)}, MGTSAMP {per_cent(run.mgtsamp)}"
         yield _line("Profile", f"{numbers}; {what or 'so far'}, {duration_text(run.profile_s)}")
 
 
@@ -150,10 +139,6 @@ def _cpus(advice: CpuAdvice, had: int) -> str:
             f"all {had} are busy and the GPU waits for them: more would help, {advice.cpus} perhaps (-c {advice.cpus})"
         )
     return f"{had} asked for, {advice.used:.1f} used: {advice.cpus} would do (-c {advice.cpus})"
-
-
-def _energy(kwh: float) -> str:
-    return f"{kwh:.2f} kWh" if kwh >= 0.1 else f"{1000 * kwh:.1f} Wh"
 
 
 def _cost(expected: float | None, measured: float | None) -> str:

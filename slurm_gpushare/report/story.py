@@ -9,13 +9,10 @@ from typing import Any
 
 from slurm_gpushare.coschedule.planning.reasons import Code, Reason, duration_text, sentence
 from slurm_gpushare.history import Decision, last_of_equals
+from slurm_gpushare.report.words import per_cent
 
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 CLUSTER_NAMES = {0: "light", 1: "middle", 2: "heavy"}
-
-
-def _pct(value: Any) -> str:
-    return f"{float(value):.0f} %"
 
 
 def _when(at_s: int) -> str:
@@ -24,10 +21,10 @@ def _when(at_s: int) -> str:
 
 def _numbers(reasons: Mapping[str, Any]) -> Iterable[str]:
     if "guest_isd_pct" in reasons:
-        yield f"expected to run {_pct(reasons['guest_isd_pct'])} longer in all"
+        yield f"expected to run {per_cent(reasons['guest_isd_pct'])} longer in all"
     if "resident_isd_pct" in reasons:
-        budget = f", {_pct(reasons['resident_budget_pct'])} are allowed" if "resident_budget_pct" in reasons else ""
-        yield f"its neighbour is expected to lose {_pct(reasons['resident_isd_pct'])} of its run{budget}"
+        budget = f", {per_cent(reasons['resident_budget_pct'])} are allowed" if "resident_budget_pct" in reasons else ""
+        yield f"its neighbour is expected to lose {per_cent(reasons['resident_isd_pct'])} of its run{budget}"
     if float(reasons.get("wait_s") or 0.0) > 0.0:
         yield f"a whole GPU was expected in {duration_text(float(reasons['wait_s']))}"
     if reasons.get("explored"):

@@ -30,7 +30,7 @@ ROOMS = {
     "coschedule": (("log", "policy_settings"), ("durations",), ("view",), ("planning",), ("acting",), ("pairs",)),
     "testbed": (("emulator",), ("slurm", "job"), ("experiment",), ("chaos",)),
     "report": (
-        ("charts", "cpu_advice", "distribution", "known_history", "roles", "slow_down", "task_decisions"),
+        ("charts", "cpu_advice", "distribution", "known_history", "roles", "slow_down", "task_decisions", "words"),
         ("job_lines",),
         ("groups",),
         ("summary",),

@@ -24,9 +24,9 @@ from slurm_gpushare.report.page import gpu_time
 from slurm_gpushare.report.page.knowledge import KnowledgeCells, ProfilePoint
 from slurm_gpushare.report.page.report_page import opening, render
 from slurm_gpushare.report.page.style import STYLE
-from slurm_gpushare.report.page.words import natural
 from slurm_gpushare.report.slow_down import isd_pct
 from slurm_gpushare.report.summary import Report, summarise
+from slurm_gpushare.report.words import natural
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.tag import Paused, Tag, parse_tag
 from slurm_gpushare.store.decisions import Decision

@@ -8,7 +8,7 @@ from html import escape
 
 from slurm_gpushare.report.charts.axes import cluster_colour
 from slurm_gpushare.report.page.style import STYLE
-from slurm_gpushare.report.page.words import cluster_name
+from slurm_gpushare.report.words import cluster_name
 
 MANY_COLUMNS = 6
 """From here on a phone shows a row as a block, each value with its name."""

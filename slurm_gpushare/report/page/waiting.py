@@ -5,9 +5,10 @@ from __future__ import annotations
 from slurm_gpushare.report.charts.axes import at_both_widths
 from slurm_gpushare.report.charts.compared import histogram
 from slurm_gpushare.report.page.parts import data_table, key, section
-from slurm_gpushare.report.page.words import counted, duration, hours, per_cent
+from slurm_gpushare.report.page.words import duration, hours, per_cent
 from slurm_gpushare.report.roles import JOINED, ROLES
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.report.words import counted
 
 _LONG = (
     (0, "< 1 min"), (60, "1-5 min"), (300, "5-15 min"), (900, "15-60 min"), (3600, "1-4 h"), (14400, "4-12 h"),

@@ -1,49 +1,22 @@
-"""Numbers and names as people read them."""
+"""Numbers on a page: never torn apart from their units at the end of a line."""
 
 from __future__ import annotations
 
-import re
-
 from slurm_gpushare.coschedule.planning.reasons import duration_text
-
-
-def number(value: float | None, form: str = ".1f", unit: str = "") -> str:
-    """A figure for people; the unknown is ``---``."""
-    return "---" if value is None else f"{value:{form}}{unit}"
-
-
-def per_cent(value: float | None) -> str:
-    """``25 %``, never torn apart at the end of a line."""
-    return "---" if value is None else f"{round(value)}\N{NO-BREAK SPACE}%"
-
-
-def hours(value: float | None) -> str:
-    """GPU time in a unit that fits: hours, as sites count them, or less."""
-    if value is None:
-        return "---"
-    return f"{value:,.0f}\N{NO-BREAK SPACE}h" if abs(value) >= 10 else duration(3600 * value)
+from slurm_gpushare.report import words
 
 
 def duration(seconds: float | None) -> str:
-    return duration_text(seconds).replace(" ", "\N{NO-BREAK SPACE}")
+    return _unbroken(duration_text(seconds))
 
 
-def energy(kwh: float) -> str:
-    """In a unit that fits."""
-    if kwh >= 1000:
-        return f"{kwh / 1000:,.1f} MWh"
-    return f"{kwh:.1f} kWh" if kwh >= 0.1 else f"{1000 * kwh:.1f} Wh"
+def hours(value: float | None) -> str:
+    return _unbroken(words.hours(value))
 
 
-def counted(count: int, singular: str) -> str:
-    """``1 job``, ``12 jobs``."""
-    return f"{count:,} {singular}{'' if count == 1 else 's'}"
+def per_cent(value: float | None) -> str:
+    return _unbroken(words.per_cent(value))
 
 
-def natural(text: str) -> tuple[tuple[int, int | str], ...]:
-    """Sorts gpu9 before gpu10."""
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", text) if part)
-
-
-def cluster_name(cluster: int | None) -> str:
-    return "no cluster" if cluster is None else f"cluster {cluster}"
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
