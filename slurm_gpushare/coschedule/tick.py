@@ -21,7 +21,7 @@ from slurm_gpushare.coschedule.acting.time_limits import ends_soon, extension, m
 from slurm_gpushare.coschedule.emptied.contest import Contest
 from slurm_gpushare.coschedule.emptied.recent_view import RecentView, TickFacts, as_changed
 from slurm_gpushare.coschedule.pairs.conduct_watch import ConductWatch
-from slurm_gpushare.coschedule.pairs.ledger import Ledger, Turn, pairs_now
+from slurm_gpushare.coschedule.pairs.ledger import Ledger, pairs_now
 from slurm_gpushare.coschedule.pairs.spans import SpanKeeper, past_spans
 from slurm_gpushare.coschedule.pairs.watch import Watch
 from slurm_gpushare.coschedule.planning.plan import plan
@@ -223,13 +223,13 @@ class Helper:
         self._watch.keeper.ran_on = self._conduct.ran_on
         self._decisions += self._watch.look(turn, view)
         if self.config.extend_time_limit:
-            self._extend(turn, view, report)
+            self._extend(view, report)
 
-    def _extend(self, turn: Turn, view: View, report: TickReport) -> None:
-        """Give sharers the time back that their neighbours, and pauses by a signal, cost them."""
-        costs = self._ledger.sharing() if turn.now else {}
-        sharers = (job for pair in turn.now.values() for job in (pair.resident, pair.guest))
-        found = ((job, self._extension(job, costs[job.raw_id], view)) for job in sharers)
+    def _extend(self, view: View, report: TickReport) -> None:
+        """Give jobs the time back that neighbours, also those that have left, and pauses by a signal cost them."""
+        costs = self._ledger.sharing()
+        shared = [job for job in view.jobs.values() if job.running and job.raw_id in costs] if costs else []
+        found = ((job, self._extension(job, costs[job.raw_id], view)) for job in shared)
         changes = [(job, change) for job, change in found if change is not None]
         self._read_again(job.key for job, _ in changes)
         for job, change in changes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.gres import parse_gres, parse_used
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
@@ -50,3 +52,50 @@ def node(name: str = "n0", used: str = "", release: Release = NEW, **changes: An
         "cpus_alloc": 0, "mem_mib": 64000, "mem_alloc_mib": 0, "partitions": ("gpu",),
     }  # fmt: skip
     return Node(**values | changes)
+
+
+class WatchedSlurm(CommandSlurm):
+    """A queue in memory that notes every attempt to change something."""
+
+    def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node]) -> None:
+        super().__init__(lambda argv: "slurm 24.11.5")
+        self.queue, self.all_nodes = list(jobs), list(nodes)
+        self.written: list[tuple[str, str]] = []
+        self.limits: dict[str, int] = {}
+        """Time limits that were written, in minutes."""
+
+    def jobs(self, only: Iterable[str] = ()) -> list[Job]:
+        wanted = set(only)
+        return [item for item in self.queue if not wanted or item.key in wanted]
+
+    def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
+        return {item.key: f"gpushare:{TOKEN_A}" for item in self.queue}
+
+    def batch_jobs(self, only: Iterable[str]) -> frozenset[str]:
+        return frozenset(only)
+
+    def nodes(self, only: Iterable[str] = ()) -> list[Node]:
+        return self.all_nodes
+
+    def partitions(self) -> list[Any]:
+        return []
+
+    def reservations(self) -> list[Any]:
+        return []
+
+    def update_job(self, key: str, changes: Any) -> None:
+        self.written.append(("update", key))
+        if "TimeLimit" in changes:
+            self.limits[key] = int(changes["TimeLimit"])
+
+    def suspend(self, key: str) -> None:
+        self.written.append(("suspend", key))
+
+    def resume(self, key: str) -> None:
+        self.written.append(("resume", key))
+
+    def signal(self, key: str, name: str) -> None:
+        self.written.append(("signal", key))
+
+    def requeue(self, key: str) -> None:
+        self.written.append(("requeue", key))

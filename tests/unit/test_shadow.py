@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_scenes import Flat
-from slurm_things import TOKEN_A, TOKEN_B, TOKEN_C, job, node, running
+from slurm_things import TOKEN_A, TOKEN_B, TOKEN_C, WatchedSlurm, job, node, running
 
 from slurm_gpushare.cli.shadow import known_tokens, shadow_lines, shadow_of
 from slurm_gpushare.config import Config, parse_config
@@ -33,8 +33,6 @@ from slurm_gpushare.simulate.shadow import KnownTokens, in_the_shadow
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.tag import Tag
 from slurm_gpushare.store import Store
@@ -44,49 +42,6 @@ from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 KNOWLEDGE = default_kb().knowledge()
 NOW = int(time.time())
 USED = "gpu:v100_0:1(IDX:0),gpu:v100_1:1(IDX:1),shard:v100_0:0(0/2,0/2),shard:v100_1:0(0/2,0/2)"
-
-
-class WatchedSlurm(CommandSlurm):
-    """A queue in memory that notes every attempt to change something."""
-
-    def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node]) -> None:
-        super().__init__(lambda argv: "slurm 24.11.5")
-        self.queue, self.all_nodes = list(jobs), list(nodes)
-        self.written: list[tuple[str, str]] = []
-
-    def jobs(self, only: Iterable[str] = ()) -> list[Job]:
-        wanted = set(only)
-        return [item for item in self.queue if not wanted or item.key in wanted]
-
-    def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
-        return {item.key: f"gpushare:{TOKEN_A}" for item in self.queue}
-
-    def batch_jobs(self, only: Iterable[str]) -> frozenset[str]:
-        return frozenset(only)
-
-    def nodes(self, only: Iterable[str] = ()) -> list[Node]:
-        return self.all_nodes
-
-    def partitions(self) -> list[Any]:
-        return []
-
-    def reservations(self) -> list[Any]:
-        return []
-
-    def update_job(self, key: str, changes: Any) -> None:
-        self.written.append(("update", key))
-
-    def suspend(self, key: str) -> None:
-        self.written.append(("suspend", key))
-
-    def resume(self, key: str) -> None:
-        self.written.append(("resume", key))
-
-    def signal(self, key: str, name: str) -> None:
-        self.written.append(("signal", key))
-
-    def requeue(self, key: str) -> None:
-        self.written.append(("requeue", key))
 
 
 def make_config(directory: Path, policy: str = "shadow") -> Config:
