@@ -7,11 +7,10 @@
 
 -- From cli_filter.lua: how to get the modules, and what `gpushare configure` knew of the site.
 local load, site = ...
+local consents = load("gpushare_consent")
 local request = load("gpushare_request")
 
 local M = {}
-
-local TOKEN = "^gs%-[a-z2-7]+$"
 
 local function tokens_path()
   local base = os.getenv("XDG_CONFIG_HOME") or ""
@@ -25,22 +24,27 @@ local function trimmed(text)
   return text:match("^%s*(.*%S)") or ""
 end
 
--- The token of `name` in the user's own file ("TOKEN NAME" a line), or nil.
-function M.find_token(name, path)
-  local file = io.open(path or tokens_path(), "r")
+local function begins_with(text, name)
+  return text:sub(1, #name) == name and (#text == #name or text:find("^%s", #name + 1) ~= nil)
+end
+
+-- The longest name in the user's own file ("TOKEN NAME" a line) that `text` begins with, and its token; nil if there is
+-- none. Names may have blanks, and so may what follows them.
+local function find_name(text)
+  local file = io.open(tokens_path(), "r")
   if not file then
     return nil
   end
-  local found
+  local found, found_token
   for line in file:lines() do
     local token, rest = line:match("^(%S+) (.*)$")
-    if token and token:match(TOKEN) and trimmed(rest) == name then
-      found = token
-      break
+    local name = trimmed(rest or "")
+    if consents.is_token(token) and #name > #(found or "") and begins_with(text, name) then
+      found, found_token = name, token
     end
   end
   file:close()
-  return found
+  return found, found_token
 end
 
 -- Where our word begins in the comment, and where what follows its ":" or "=" does. Any case, as the hook reads it.
@@ -48,32 +52,39 @@ local function find_consent(comment)
   return (" " .. comment:lower()):find("%sgpushare[:=]")
 end
 
+-- How much of `tail`, which follows our word, may be a workload's name: a comma ends it, and so does an option.
+local function name_length(tail)
+  local longest = (tail:find(",", 1, true) or #tail + 1) - 1
+  for blank, word in tail:sub(1, longest):gmatch("()%s(%S+)") do
+    if consents.is_option(word) then
+      return blank - 1
+    end
+  end
+  return longest
+end
+
 -- The comment with the name replaced by its token. Second value: what to tell the user.
--- A name without a token is taken out: it must not reach the controller. Names may have spaces; a comma or the option
--- max= ends them.
-function M.with_token(comment, path)
+-- A name without a token is taken out: it must not reach the controller.
+local function with_token(comment)
   local first, last = find_consent(comment)
   if not first then
     return comment
   end
   local before, tail = comment:sub(1, first - 1), comment:sub(last)
-  local stop = math.min(tail:find(",", 1, true) or #tail + 1, tail:lower():find("%smax[=:]") or #tail + 1)
-  local word, options = tail:sub(1, stop - 1), tail:sub(stop)
-  local start = word:match("^(%S+)")
-  if not start or start:match(TOKEN) then
+  local length = name_length(tail)
+  local text = tail:sub(1, length)
+  local start = text:match("^%S+")
+  if not start or consents.is_token(start) then
     return comment
   end
-  local name = trimmed(word)
-  local token, rest = M.find_token(name, path), ""
-  if not token then
-    name, token = start, M.find_token(start, path)
-    rest = word:sub(#start + 1)
+  local name, token = find_name(text)
+  if name then
+    return before .. "gpushare:" .. token .. tail:sub(#name + 1)
   end
-  if token then
-    return before .. "gpushare:" .. token .. rest .. options
-  end
-  return before .. "gpushare:?" .. options,
-    "no token is called '" .. name .. "': make one with 'gpushare token NAME'. The job is submitted without sharing"
+  return before .. "gpushare:?" .. tail:sub(length + 1),
+    "no token is called '"
+      .. trimmed(text)
+      .. "': make one with 'gpushare token NAME'. The job is submitted without sharing"
 end
 
 -- How many GPUs "2", "v100:2", "gpu:v100:1" or "gres/gpu=1" are; nil if there is none in it.
@@ -237,8 +248,8 @@ end
 
 local function translate_name(options)
   local comment = options.comment
-  if type(comment) == "string" and find_consent(comment) then
-    local replaced, line = M.with_token(comment)
+  if type(comment) == "string" then
+    local replaced, line = with_token(comment)
     if replaced ~= comment then
       options.comment = replaced
     end

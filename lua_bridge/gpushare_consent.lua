@@ -1,5 +1,6 @@
 -- The user's consent in a job's comment. docs/hook.md has the grammar; slurm_gpushare/slurm/consent.py reads the same
--- one, and a test feeds both with the same comments.
+-- one. The hook and the filter in the user's commands both use this file, and a test feeds all three with the same
+-- comments.
 
 local M = {}
 
@@ -23,7 +24,8 @@ function M.mentions(comment)
 end
 
 -- Whether a word after the token is an option of ours; other words of the comment are somebody else's.
-local function is_option(word)
+-- slurm_gpushare/tokens.py takes no such word in a name.
+function M.is_option(word)
   local lowered = word:lower()
   local name = lowered:match("^(%a+)$") or lowered:match("^(%a+)[=:]")
   return name == "max" or name == "requeue" or name == "cpus"
@@ -45,7 +47,7 @@ function M.parse(comment)
         return nil, M.TWO
       end
       ours, options = rest:sub(2):match("^([^,]*)(.*)$")
-    elseif ours and is_option(word) then
+    elseif ours and M.is_option(word) then
       options = options .. "," .. word
     end
   end

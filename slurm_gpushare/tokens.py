@@ -21,6 +21,8 @@ from slurm_gpushare.errors import BadInput, GpushareError
 
 # At least 80 bits: 16 characters of base 32 and up. The hook has the same pattern.
 TOKEN = re.compile(r"gs-[a-z2-7]{16,32}", re.ASCII)
+# A word of a comment that is an option of ours, well written or not. It ends a name (lua_bridge/gpushare_consent.lua).
+OPTION = re.compile(r"(?:max|requeue|cpus)(?:[=:].*)?", re.ASCII | re.IGNORECASE)
 
 _RANDOM_CHARS = 20  # 100 bits
 _MAX_NAME = 200
@@ -143,6 +145,8 @@ def check_name(name: str) -> str:
         raise BadInput(f"token: '{name}' is a word of this command", "Choose another name.")
     if TOKEN.fullmatch(name):
         raise BadInput("token: that is a token already, not a name")
+    if option := next((word for word in name.split()[1:] if OPTION.fullmatch(word)), None):
+        raise BadInput(f"token: '{option}' in a job's comment is an option, not part of a name", "Choose another name.")
     return name
 
 

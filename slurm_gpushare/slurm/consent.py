@@ -1,7 +1,7 @@
 """The user's consent in a job's comment: ``gpushare:TOKEN,max=10``.
 
-docs/hook.md has the grammar. The submit hook reads the same one (lua_bridge/gpushare_consent.lua), and a test feeds
-both with the same comments.
+docs/hook.md has the grammar. The submit hook and the client filter read the same one (lua_bridge/gpushare_consent.lua),
+and a test feeds all three with the same comments.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slurm_gpushare.tokens import TOKEN
+from slurm_gpushare.tokens import OPTION, TOKEN
 
 LONGEST = 1024  # Slurm accepts no longer comment
 
 _OURS = re.compile(r"gpushare(?:[:=]([^,]*)(.*))?", re.ASCII | re.IGNORECASE)
-_OPTION = re.compile(r"(?:max|requeue|cpus)(?:[=:].*)?", re.ASCII | re.IGNORECASE)
 _MAX = re.compile(r"max=(\d{1,3})%?", re.ASCII | re.IGNORECASE)
 _REQUEUE = re.compile(r"requeue=(yes|no)", re.ASCII | re.IGNORECASE)
 _CPUS = re.compile(r"cpus=auto", re.ASCII | re.IGNORECASE)
@@ -53,7 +52,7 @@ def parse_consent(comment: str) -> Consent | None:
     token, options = found[1] or "", (found[2] or "").split(",")
     if TOKEN.fullmatch(token) is None:
         raise UnclearConsent("that is not a workload token")
-    options += [part for word in words[ours[0] + 1 :] if _OPTION.fullmatch(word) for part in word.split(",")]
+    options += [part for word in words[ours[0] + 1 :] if OPTION.fullmatch(word) for part in word.split(",")]
     options = [option for option in options if option]
     caps = [cap for option in options if (cap := _MAX.fullmatch(option))]
     answers = [answer for option in options if (answer := _REQUEUE.fullmatch(option))]
@@ -80,7 +79,7 @@ def without_consent(comment: str) -> str:
     for word in _words(comment):
         if _OURS.fullmatch(word):
             ours = True
-        elif not (ours and _OPTION.fullmatch(word)):
+        elif not (ours and OPTION.fullmatch(word)):
             kept.append(word)
     return " ".join(kept)
 

@@ -1,4 +1,4 @@
-"""One grammar for the comment, read in two languages: the hook and the helper must understand the same."""
+"""One grammar for the comment, read in two languages: hook, client filter and helper must understand the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lua_hook import INTERPRETERS, LuaHook, literal, make_hook
 
 from slurm_gpushare.slurm.consent import Consent, UnclearConsent, parse_consent, without_consent
+from slurm_gpushare.tokens import OPTION
 
 TOKEN = "gs-" + "k" * 20
 PLAIN = (TOKEN, None, False)
@@ -116,6 +117,51 @@ def said_by_hook(hook: LuaHook, comments: list[str]) -> list[object]:
 def test_hook_understands(interpreter: str, tmp_path: Path) -> None:
     answers = said_by_hook(make_hook(interpreter, tmp_path), [comment for comment, _ in CASES])
     assert list(zip(CASES, answers, strict=True)) == [(case, case[1]) for case in CASES]
+
+
+def sent_by_client(hook: LuaHook, comments: list[str]) -> list[str]:
+    """What the filter in the user's own sbatch makes of the comments."""
+    written = ", ".join(literal(comment) for comment in comments)
+    printed = hook.chunk(
+        f"""for _, comment in ipairs({{ {written} }}) do
+          local options = {{ type = "sbatch", comment = comment }}
+          run.load("gpushare_cli").pre_submit(options)
+          print((options.comment:gsub(".", function(char) return string.format("%02x", char:byte()) end)))
+        end"""
+    )
+    return [bytes.fromhex(line).decode() for line in printed.split("\n")[: len(comments)]]
+
+
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+@pytest.mark.parametrize("name", ["resnet", "my net", "max", "gs-bicycle"])
+def test_name_in_a_comment_is_understood_as_its_token_would_be(interpreter: str, name: str, tmp_path: Path) -> None:
+    hook = make_hook(interpreter, tmp_path)
+    tokens = tmp_path / ".config/gpushare/tokens"
+    tokens.parent.mkdir(parents=True)
+    tokens.write_text(f"{TOKEN} {name}\n")
+    cases = [case for case in CASES if case[0].count(TOKEN) < 2]  # who says it twice is told so, with names or tokens
+    sent = sent_by_client(hook, [comment.replace(TOKEN, name) for comment, _ in cases])
+    assert list(zip(cases, said_by_hook(hook, sent), strict=True)) == [(case, case[1]) for case in cases]
+    assert [python_answer(comment) for comment in sent] == [answer for _, answer in cases]
+
+
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+def test_comment_with_a_token_leaves_the_client_as_it_was_written(interpreter: str, tmp_path: Path) -> None:
+    comments = [comment for comment, answer in CASES if isinstance(answer, tuple)]
+    assert sent_by_client(make_hook(interpreter, tmp_path), comments) == comments
+
+
+WORDS_OF_A_COMMENT = ["max", "max=", "MAX:1", "max=10%", "requeue=yes", "Requeue", "cpus=auto", "cpus:", "maximal"]
+WORDS_OF_A_COMMENT += ["max-1", "xmax=1", "max10", "cpu=1", "requeued=1", "gpushare:max=1", "max,5", "=max", "net", "2"]
+
+
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+def test_the_same_words_are_options_in_both_languages(interpreter: str, tmp_path: Path) -> None:
+    written = ", ".join(literal(word) for word in WORDS_OF_A_COMMENT)
+    printed = make_hook(interpreter, tmp_path).chunk(
+        f"""for _, word in ipairs({{ {written} }}) do print(run.load("gpushare_consent").is_option(word)) end"""
+    )
+    assert printed.split() == [str(OPTION.fullmatch(word) is not None).lower() for word in WORDS_OF_A_COMMENT]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,22 @@ def test_name_becomes_the_users_token(hook: LuaHook) -> None:
     assert filtered(hook, "gpushare:my great net Max=5") == (f"gpushare:{spaced} Max=5", "")
 
 
+def test_name_may_be_followed_by_any_option_and_by_other_words(hook: LuaHook) -> None:
+    tokens = TokenFile(hook.directory / ".config/gpushare/tokens")
+    short, long = tokens.get_or_make("my net"), tokens.get_or_make("my net two")
+    for rest in (" requeue=yes", " cpus=auto", " Requeue=no,max=5", " max=10 requeue=yes", " for grant 7", " twofold"):
+        assert filtered(hook, f"gpushare:my net{rest}") == (f"gpushare:{short}{rest}", "")
+        assert filtered(hook, f"gpushare:my net two{rest}") == (f"gpushare:{long}{rest}", "")
+
+
+def test_name_that_looks_like_a_token_but_is_too_short_or_long_is_a_name(hook: LuaHook) -> None:
+    tokens = TokenFile(hook.directory / ".config/gpushare/tokens")
+    for name in ("gs-bicycle", "gs-" + "a" * 33):
+        assert filtered(hook, f"gpushare:{name}")[0] == "gpushare:?"
+        assert filtered(hook, f"gpushare:{tokens.get_or_make(name)}") == (f"gpushare:{tokens.find(name)}", "")
+        assert filtered(hook, f"gpushare:{name},max=5") == (f"gpushare:{tokens.find(name)},max=5", "")
+
+
 def test_token_and_other_comments_pass_as_they_are(hook: LuaHook) -> None:
     for comment in (f"gpushare:gs-{'a' * 20}", f"gpushare:gs-{'a' * 20},max=3 x", "nothing of ours", "gpushare:"):
         assert filtered(hook, comment) == (comment, "")
@@ -52,6 +68,9 @@ def test_name_without_a_token_never_leaves_the_users_side(hook: LuaHook) -> None
     kept, told = filtered(hook, "gpushare:secret-project,max=10")
     assert kept == "gpushare:?,max=10"
     assert "gpushare token" in told
+    kept, told = filtered(hook, "grant 7 gpushare:secret project requeue=yes for grant 7")
+    assert kept == "grant 7 gpushare:? requeue=yes for grant 7"
+    assert "'secret project'" in told
 
 
 def step(

@@ -92,11 +92,33 @@ def test_list_shows_names_beside_tokens(home: dict[str, str]) -> None:
     assert gpushare(home, "token", "list", "-nP").stdout == f"{token}|my net|---|---|---|---|---|---\n"
 
 
-@pytest.mark.parametrize("name", ["", " ", "a,b", "a\nb", "a\0b", "list", "rm", "gs-" + "a" * 20, "x" * 201])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " ",
+        "a,b",
+        "a\nb",
+        "a\0b",
+        "list",
+        "rm",
+        "gs-" + "a" * 20,
+        "x" * 201,
+        "net max=10",
+        "a net Requeue:x",
+        "a cpus",
+    ],
+)
 def test_a_name_that_could_not_be_used_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput):
         TokenFile(tmp_path / "tokens").get_or_make(name)
     assert not (tmp_path / "tokens").exists()
+
+
+@pytest.mark.parametrize("name", ["gs-bicycle", "gs-" + "a" * 33, "max", "max=5", "my maximal net", "cpus2 net"])
+def test_a_name_that_a_comment_tells_from_tokens_and_options_is_taken(tmp_path: Path, name: str) -> None:
+    tokens = TokenFile(tmp_path / "tokens")
+    assert tokens.get_or_make(name) == tokens.find(name)
 
 
 def test_removing_what_is_not_there_says_so(home: dict[str, str]) -> None:
