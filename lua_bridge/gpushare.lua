@@ -15,7 +15,7 @@ local nodes = load("gpushare_nodes")
 local request = load("gpushare_request")
 local share = load("gpushare_share")
 
-local M = { conf = conf, fields = fields, nodes = nodes, request = request, store = load("gpushare_store") }
+local M = {}
 
 M.MODIFY_MESSAGE = 230200 -- from here on a refused change may say why
 M.LOG_SECONDS = 60

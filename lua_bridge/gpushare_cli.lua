@@ -304,7 +304,7 @@ local function fit_step(options)
   end
 end
 
-function M.pre_submit(options, offset)
+function M.pre_submit(options)
   for _, step in ipairs({ translate_name, drop_model, fit_step }) do
     local ok, why = pcall(step, options)
     if not ok then

@@ -67,7 +67,7 @@ local function per_partition(text)
   return list and result
 end
 
--- "22.05.8" -> 220508, so that versions compare as numbers. Empty or odd: nil, taken for a recent release.
+-- "22.05.8" -> 220508, so that versions compare as numbers. Empty or odd: false, taken for a recent release.
 local function version(text)
   local major, minor, micro = text:match("(%d+)%.(%d+)%.?(%d*)")
   if not major then
@@ -164,13 +164,13 @@ local cached_text, cached, cached_why, looked_at
 
 -- The settings in force, or nil, and what is wrong with the file if something is: then the last good ones stay in force.
 -- The file is looked at again once a second at most.
-function M.current(path)
+function M.current()
   local now = os.time()
   if looked_at == now then
     return cached, cached_why
   end
   looked_at = now
-  path = path or M.path()
+  local path = M.path()
   local file, why = io.open(path, "r")
   local text = file and file:read("*a")
   if file then
@@ -188,10 +188,6 @@ function M.current(path)
     cached = last_good(path)
   end
   return cached, cached_why
-end
-
-function M.forget()
-  looked_at = nil
 end
 
 return M

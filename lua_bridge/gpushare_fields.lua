@@ -121,13 +121,17 @@ local function fetch(object, allowed, name)
   return value
 end
 
--- One allowed field of `object`; nil where it is unset or empty.
-function M.value(object, allowed, name)
-  local value = fetch(object, allowed, name)
+local function known(value)
   if value ~= ABSENT and value ~= EMPTY then
     return value
   end
   return nil
+end
+
+-- One allowed field of `object`; nil where it is unset or empty. For a look at one field of many partitions: a reader
+-- of each would be made for nothing.
+function M.value(object, allowed, name)
+  return known(fetch(object, allowed, name))
 end
 
 -- Two functions on `object`: the value of an allowed field (nil where it is unset or empty), and whether a change
@@ -141,10 +145,7 @@ function M.reader(object, allowed)
       value = fetch(object, allowed, name)
       values[name] = value
     end
-    if value ~= ABSENT and value ~= EMPTY then
-      return value
-    end
-    return nil
+    return known(value)
   end
   local function is_given(name)
     read(name)

@@ -29,11 +29,14 @@ local function only_request(asked)
   return found, where
 end
 
+-- How Slurm writes "as many as you like" in 16 bits: --hint=multithread says so of tasks a core.
+local NO_LIMIT = 65535
+
 -- Whether one of the task options that were read is in the way of another number of tasks.
 local function binds_tasks(read)
   for _, name in ipairs({ "ntasks_per_tres", "ntasks_per_socket", "ntasks_per_core" }) do
-    local value = read(name)
-    if value and value > 0 and value < 65534 then
+    local value = read(name) or 0
+    if value > 0 and value ~= NO_LIMIT then
       return true
     end
   end

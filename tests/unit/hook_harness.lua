@@ -142,7 +142,7 @@ function run.modify(given, record, options)
   local _, before = run.descriptor(given)
   local job = setmetatable({}, {
     __index = function(_, name)
-      assert(run.hook.fields.RECORD[name], "read the job's " .. name)
+      assert(load("gpushare_fields").RECORD[name], "read the job's " .. name)
       return record[name]
     end,
   })

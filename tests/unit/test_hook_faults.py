@@ -28,7 +28,7 @@ def hook(request: pytest.FixtureRequest, tmp_path: Path) -> LuaHook:
 
 def test_defaults_are_those_of_the_python_side(hook: LuaHook) -> None:
     printed = hook.chunk(
-        'for name, rule in pairs(run.hook.conf.KEYS) do print(name .. "=" .. rule[1] .. "=" .. rule[3]) end'
+        'for name, rule in pairs(run.load("gpushare_conf").KEYS) do print(name .. "=" .. rule[1] .. "=" .. rule[3]) end'
     )
     lua = {tuple(line.split("=", 2)) for line in printed.splitlines()}
     python = {(key.name.lower(), key.attribute, key.default) for key in KEYS}
@@ -146,8 +146,9 @@ def test_hook_never_writes_its_file(hook: LuaHook) -> None:
     assert hook.hook_file.read_bytes() == before
     assert sorted(path.name for path in hook.directory.iterdir()) == ["cases.lua", "gpushare.conf", "hook.sqlite"]
     refused = hook.chunk(
-        f"""run.hook.store.look_up("{hook.hook_file}", "{KNOWN}")
-        local _, connection = debug.getupvalue(run.hook.store.close, 1)
+        f"""local store = run.load("gpushare_store")
+        store.look_up("{hook.hook_file}", "{KNOWN}")
+        local _, connection = debug.getupvalue(store.close, 1)
         print(connection:execute("DELETE FROM workload"))"""
     )
     assert "readonly" in refused
@@ -169,7 +170,9 @@ def test_job_is_put_back_if_a_field_cannot_be_written(hook: LuaHook, field: str)
 
 
 def test_fault_of_ours_never_refuses_a_job(hook: LuaHook) -> None:
-    (answer,) = hook.answers(f'run.hook.request.single_gpu = function() error("boom") end run.submit({JOB})')
+    (answer,) = hook.answers(
+        f'run.load("gpushare_request").single_gpu = function() error("boom") end run.submit({JOB})'
+    )
     assert (answer.code, answer.fields) == (0, {})
     assert "boom" in answer.logged[0]
 

@@ -53,6 +53,7 @@ GANGS: dict[str, tuple[Desc, dict[str, str]]] = {
         {"tres_per_node": "gres/gpu:4", "tres_per_task": "cpu=8", "cpus_per_task": 8},
         {"cpus_per_task": "2"},
     ),
+    "as many tasks a core as fit": ({"tres_per_node": "gres/gpu:4", "ntasks_per_core": 65535}, {"cpus_per_task": "1"}),
     "by the model": ({"tres_per_node": "gres/gpu:v100:4"}, {"features": "v100"}),
 }
 
