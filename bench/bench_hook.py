@@ -156,9 +156,9 @@ def write_hook_file(path: Path, workloads: int) -> None:
     letters = str.maketrans("0189", "abcd")
     with closing(sqlite3.connect(path)) as file, file:
         file.executescript("PRAGMA synchronous=OFF; BEGIN;" + (resource_dir("sql") / "hook.sql").read_text())
-        file.execute("INSERT INTO workload VALUES (?, ?, 2, 'v100=2/1', NULL)", (TOKEN, pwd.getpwnam(USER).pw_uid))
-        rows = ((f"gs-{index:020d}".translate(letters), 1, 1) for index in range(workloads))
-        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, 'v100=1/1', NULL)", rows)
+        file.execute("INSERT INTO workload VALUES (?, ?, 'v100=2/1', NULL)", (TOKEN, pwd.getpwnam(USER).pw_uid))
+        rows = ((f"gs-{index:020d}".translate(letters), 1) for index in range(workloads))
+        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, 'v100=1/1', NULL)", rows)
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
 
 

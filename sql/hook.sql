@@ -3,7 +3,6 @@
 CREATE TABLE workload (
     token TEXT PRIMARY KEY,
     uid INTEGER NOT NULL,
-    cluster INTEGER NOT NULL, -- where it was measured last; read by hooks of earlier releases
     clusters TEXT NOT NULL, -- MODEL=CLUSTER/GPUS on each GPU model on which it was measured: a100=0/1,v100=2/1
     cpus INTEGER -- what its CPU curve says; NULL where none was measured
 ) WITHOUT ROWID;

@@ -27,9 +27,9 @@ from slurm_gpushare.store.gpu_models import own_names, reported_models
 from slurm_gpushare.store.store import Store
 
 _BUSY_S = 5.0
-_Row = tuple[str, int, int, str, int | None]
+_Row = tuple[str, int, str, int | None]
 _REMOVE = "DELETE FROM workload WHERE token = ?"
-_PUT = "INSERT OR REPLACE INTO workload (token, uid, cluster, clusters, cpus) VALUES (?, ?, ?, ?, ?)"
+_PUT = "INSERT OR REPLACE INTO workload (token, uid, clusters, cpus) VALUES (?, ?, ?, ?)"
 
 
 class HookFileError(GpushareError):
@@ -147,7 +147,7 @@ def _position(connection: Connection) -> tuple[int, int]:
 
 # CROSS JOIN keeps SQLite from starting with the profiles: it would walk through all of them for one change.
 _CHANGED = text(
-    """SELECT w.token, w.owner_uid, p.gpu_model, p.cluster, p.features, p.updated_s, c.cpus
+    """SELECT w.token, w.owner_uid, p.gpu_model, p.cluster, p.features, c.cpus
     FROM workload w CROSS JOIN profile p ON p.token = w.token LEFT JOIN cpu_curve c ON c.token = w.token
     WHERE w.change_seq > :after AND p.cluster IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM remeasure m WHERE m.token = w.token)"""
@@ -158,15 +158,14 @@ def _rows(connection: Connection, names: Mapping[str, str], after: int) -> Itera
     """Workloads that changed after a position and have a cluster on one of these models."""
     if after:
         changed = connection.execute(_CHANGED, {"after": after})
-        found: Iterable[Any] = sorted(changed, key=lambda row: (row.token, row.updated_s))
+        found: Iterable[Any] = sorted(changed, key=lambda row: row.token)
     else:
-        found = connection.execute(text(f"{_CHANGED.text} ORDER BY w.token, p.updated_s"), {"after": 0})
+        found = connection.execute(text(f"{_CHANGED.text} ORDER BY w.token"), {"after": 0})
     shared = (row for row in found if row.gpu_model in names)
     for token, rows in groupby(shared, key=lambda row: row.token):
         measured = list(rows)
         here = (f"{names[row.gpu_model]}={row.cluster}/{gpus_in(row.features)}" for row in measured)
-        last = measured[-1]
-        yield token, last.owner_uid, last.cluster, ",".join(sorted(here)), last.cpus
+        yield token, measured[0].owner_uid, ",".join(sorted(here)), measured[0].cpus
 
 
 def _seconds(now_s: float | None) -> int:

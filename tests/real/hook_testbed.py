@@ -40,12 +40,12 @@ def write_hook_file(testbed: Testbed, *, workloads: int = 0, cpus: int | None = 
     with closing(sqlite3.connect(path)) as file, file:
         file.executescript("PRAGMA synchronous=OFF; BEGIN;" + (resource_dir("sql") / "hook.sql").read_text())
         owner, other = pwd.getpwnam(USER).pw_uid, pwd.getpwnam("nobody").pw_uid
-        rows = [(KNOWN, owner, 2, "v100=2", cpus), (OTHERS, other, 1, "v100=1", None)]
+        rows = [(KNOWN, owner, "v100=2", cpus), (OTHERS, other, "v100=1", None)]
         rows += [
-            (f"gs-{index:020d}".translate(str.maketrans("0189", "abcd")), 1, 1, "v100=1", None)
+            (f"gs-{index:020d}".translate(str.maketrans("0189", "abcd")), 1, "v100=1", None)
             for index in range(workloads)
         ]
-        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, ?, ?)", rows)
+        file.executemany("INSERT OR IGNORE INTO workload VALUES (?, ?, ?, ?)", rows)
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
     test_file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
     if _last_written != [(test_file, cpus)]:

@@ -78,9 +78,9 @@ class LuaHook:
         path = path or self.hook_file
         with closing(sqlite3.connect(path)) as file, file:
             file.executescript("PRAGMA synchronous=OFF; BEGIN;" + (ROOT / "sql" / "hook.sql").read_text())
-            row = (KNOWN, uid, cluster, models or f"v100={cluster}/{gpus}", cpus)
-            file.execute("INSERT INTO workload VALUES (?, ?, ?, ?, ?)", row)
-            file.execute("INSERT INTO workload VALUES (?, ?, 1, 'v100=1', 3)", (OTHERS, USER + 1))
+            row = (KNOWN, uid, models or f"v100={cluster}/{gpus}", cpus)
+            file.execute("INSERT INTO workload VALUES (?, ?, ?, ?)", row)
+            file.execute("INSERT INTO workload VALUES (?, ?, 'v100=1', 3)", (OTHERS, USER + 1))
             file.execute("UPDATE helper SET heartbeat_s = ?, gangs = ?", (int(time.time()) - heartbeat_age_s, gangs))
 
     def chunk(self, lua: str, timeout_s: float = 60) -> str:

@@ -106,6 +106,18 @@ def test_file_of_an_earlier_release_is_written_anew(site: Site, hook: HookFile) 
     assert told(hook, site) == [4]
 
 
+def test_file_with_other_columns_is_written_anew_by_the_first_change(site: Site, hook: HookFile) -> None:
+    hook.sync(site.store, NOW)
+    with closing(sqlite3.connect(hook.path)) as file, file:
+        file.execute("DROP TABLE workload")
+        file.execute(
+            "CREATE TABLE workload (token TEXT PRIMARY KEY, uid INTEGER, cluster INTEGER NOT NULL, clusters, cpus)"
+        )
+    site.take(curve(), uid=ALICE)
+    hook.sync(site.store, NOW)
+    assert told(hook, site) == [4]
+
+
 def test_curve_is_forgotten_with_its_workload(site: Site) -> None:
     site.take(curve(), uid=ALICE)
     assert sizes(site.store)["cpu_curve"] == 1
