@@ -118,7 +118,7 @@ local function refuse(message, quietly)
   return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
 end
 
-local TOO_LONG = "a request for GPUs of more than 1024 characters is refused."
+local TOO_LONG = "a request for GPUs of more than " .. fields.LONGEST .. " characters is refused."
 local RAW_SHARDS = "shards are given out by gpushare here. Ask for --gres=gpu:1 and --comment=gpushare:TOKEN instead."
 local CONSTRAINT = "write the GPU's type into the constraint yourself (--gres=gpu:1 -C ...)"
 

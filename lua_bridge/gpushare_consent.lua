@@ -2,12 +2,14 @@
 -- one. The hook and the filter in the user's commands both use this file, and a test feeds all three with the same
 -- comments.
 
+local load = ...
+local LONGEST = load("gpushare_fields").LONGEST
+
 local M = {}
 
-M.LONGEST = 1024 -- Slurm refuses longer comments, but only after the hook
 M.TOKEN_MIN, M.TOKEN_MAX = 16, 32
 
-M.TOO_LONG = "its comment is longer than 1024 characters"
+M.TOO_LONG = "its comment is longer than " .. LONGEST .. " characters"
 M.NO_TOKEN = "that is not a workload token. Make one with: gpushare token NAME"
 M.TWO = "its comment says gpushare twice"
 M.BAD_OPTION = "only the options max=PERCENT, requeue=yes|no and cpus=auto may follow the token, each once"
@@ -36,7 +38,7 @@ end
 function M.parse(comment)
   if not comment or not M.mentions(comment) then
     return nil
-  elseif #comment > M.LONGEST then
+  elseif #comment > LONGEST then
     return nil, M.TOO_LONG
   end
   local ours, options

@@ -52,12 +52,7 @@ function M.of(read, asked, gpus)
     return nil, item == nil and where or nil
   end
   local min_nodes, max_nodes = read("min_nodes"), read("max_nodes")
-  local per_node = read("ntasks_per_node")
-  local tasks = read("num_tasks")
-  local said_tasks = (tasks or 0) > 0 or (per_node or 0) > 0
-  if not tasks or tasks == 0 then
-    tasks = (per_node and per_node > 0) and per_node or 1
-  end
+  local tasks, said_tasks = request.tasks(read)
   if min_nodes and min_nodes > 1 then
     return nil, "it asks for more than one node"
   elseif max_nodes ~= 1 and tasks ~= 1 then

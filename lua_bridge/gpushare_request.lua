@@ -1,13 +1,13 @@
 -- What a job asks for, in any of Slurm's six ways, and how that is written as one request per node.
 -- Pure functions: strings and numbers in, tables out.
 
+local load = ...
+local LONGEST = load("gpushare_fields").LONGEST -- longer fields are not taken apart
+
 local M = {}
 
 -- The four fields a GPU request may be in; --ntasks-per-gpu is the fifth way, --tres-per-task the sixth.
 M.FIELDS = { "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }
-
--- Fields longer than this are not taken apart. Slurm refuses them, but only after the hook.
-M.LONGEST = 1024
 
 -- Whether the text names GPUs or shards anywhere, in whatever form and case. Linear, and copies nothing.
 function M.mentions_shards(text)
@@ -42,7 +42,7 @@ local NONE = {} -- nobody adds to a list that `parse` has made
 -- "gres/gpu:v100:2,nic" -> {{text=..., prefix="gres/", name="gpu", type="v100", count=2}, ...}.
 -- An item that is not understood is marked as odd.
 function M.parse(text)
-  if not text or #text > M.LONGEST then
+  if not text or #text > LONGEST then
     return NONE
   end
   local items = {}
@@ -86,11 +86,20 @@ end
 function M.is_too_long(read)
   for _, field in ipairs(M.FIELDS) do
     local text = read(field)
-    if text and #text > M.LONGEST and M.mentions(text) then
+    if text and #text > LONGEST and M.mentions(text) then
       return true
     end
   end
   return false
+end
+
+-- How many tasks the job has, and whether it says so itself.
+function M.tasks(read)
+  local tasks, per_node = read("num_tasks") or 0, read("ntasks_per_node") or 0
+  if tasks > 0 then
+    return tasks, true
+  end
+  return math.max(1, per_node), per_node > 0
 end
 
 -- Whether the job may ask for GPUs or shards at all: a quick look, before anything is taken apart.
@@ -150,7 +159,7 @@ function M.with_feature(features, model)
   if not features or features == "" then
     return model
   end
-  if #features > M.LONGEST then
+  if #features > LONGEST then
     return features .. "&" .. model -- Slurm will refuse it, whatever it means
   end
   if features:find("[", 1, true) or features:find("]", 1, true) then
@@ -183,7 +192,7 @@ end
 
 -- The one of `models` that a constraint asks for, nil if it leaves the choice open.
 function M.named_model(features, models)
-  if not features or #features > M.LONGEST or not features:match("^[%w_.&,-]+$") then
+  if not features or #features > LONGEST or not features:match("^[%w_.&,-]+$") then
     return nil
   end
   for name in features:gmatch("[^&,]+") do
@@ -298,10 +307,10 @@ function M.single_gpu(read, asked)
   if max_nodes == 0 then
     max_nodes = nil
   end
-  local tasks = read("num_tasks")
+  local tasks = M.tasks(read)
   local per_gpu = read("ntasks_per_tres")
   if per_gpu and per_gpu > 0 then
-    if #items == 0 and tasks ~= per_gpu then
+    if #items == 0 and read("num_tasks") ~= per_gpu then
       return nil, "--ntasks-per-gpu and the number of tasks do not make one GPU"
     end
     tasks = per_gpu
@@ -309,10 +318,6 @@ function M.single_gpu(read, asked)
     return nil, "it asks for no GPU"
   end
   local one_in_all = per.tres_per_job ~= nil or #items == 0
-  local per_node = read("ntasks_per_node")
-  if not tasks or tasks == 0 then
-    tasks = (per_node and per_node > 0) and per_node or 1
-  end
   if min_nodes and min_nodes > 1 then
     return nil, "it asks for more than one node"
   elseif per.tres_per_task and tasks ~= 1 then

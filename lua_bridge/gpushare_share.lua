@@ -26,6 +26,16 @@ local function common_default(table_, list)
   return value
 end
 
+-- DefCpuPerGPU and DefMemPerGPU of the job's partitions, nil where they have none. false and the reason if they differ.
+local function defaults(settings, list)
+  local cpus = common_default(settings.def_cpu_per_gpu, list)
+  local mem_mib = common_default(settings.def_mem_per_gpu_mib, list)
+  if cpus == false or mem_mib == false then
+    return false, "its partitions have different defaults per GPU"
+  end
+  return cpus, mem_mib
+end
+
 local turn = 0
 
 -- Where the site's release can only retarget typed shards, jobs are spread over the model's indices from the start.
@@ -66,10 +76,9 @@ end
 
 -- Everything that a gang becomes: {fields to write, request per card without prefix}. nil and the reason if it cannot.
 local function shareable_gang(read, settings, list, gang)
-  local cpus = common_default(settings.def_cpu_per_gpu, list)
-  local mem_mib = common_default(settings.def_mem_per_gpu_mib, list)
-  if cpus == false or mem_mib == false then
-    return nil, "its partitions have different defaults per GPU"
+  local cpus, mem_mib = defaults(settings, list)
+  if cpus == false then
+    return nil, mem_mib
   end
   local wanted, reason = gangs.by_card(read, gang, settings.shards_per_gpu, cpus, mem_mib)
   return wanted, wanted and string.format("shard:%d", settings.shards_per_gpu) or reason
@@ -78,10 +87,9 @@ end
 -- Everything a one-GPU job becomes: {fields to write, request per node without prefix}. nil and the reason if it cannot.
 -- `known` is what the store knows of the workload of a job that is to be tagged.
 local function shareable(read, settings, list, single, known)
-  local cpus = common_default(settings.def_cpu_per_gpu, list)
-  local mem_mib = common_default(settings.def_mem_per_gpu_mib, list)
-  if cpus == false or mem_mib == false then
-    return nil, "its partitions have different defaults per GPU"
+  local cpus, mem_mib = defaults(settings, list)
+  if cpus == false then
+    return nil, mem_mib
   end
   local wanted, reason = request.carry_along(read, single, cpus, mem_mib)
   if not wanted then
@@ -244,7 +252,7 @@ function M.decide(job_desc, read, asked, settings, list, models, consent, most_c
   if not (consent or old) then
     return {}
   elseif fields.has_long_text(read) then
-    return { reason = "one of its options is longer than 1024 characters" }
+    return { reason = "one of its options is longer than " .. fields.LONGEST .. " characters" }
   end
   local single, reason = one_gpu(read, asked, settings)
   local gang

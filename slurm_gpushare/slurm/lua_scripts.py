@@ -23,7 +23,7 @@ SCRIPTS = {
         "gpushare_share",
         "gpushare",
     ),
-    "cli_filter.lua": ("gpushare_consent", "gpushare_request", "gpushare_cli"),
+    "cli_filter.lua": ("gpushare_fields", "gpushare_consent", "gpushare_request", "gpushare_cli"),
 }
 
 
