@@ -59,8 +59,8 @@ function M.of(read, asked, gpus)
     return nil, "it may run on more than one node (add -N 1)"
   elseif max_nodes and max_nodes > 1 and where ~= "tres_per_job" then
     return nil, "it may run on more than one node (add -N 1)"
-  elseif read("req_nodes") and not read("req_nodes"):match("^[%w._-]+$") then
-    return nil, "its node list (-w) names more than one node"
+  elseif request.names_several_nodes(read) then
+    return nil, request.SEVERAL_NODES
   elseif binds_tasks(read) or read("tres_freq") then
     return nil, "it binds tasks or sets the clock of its GPUs"
   end

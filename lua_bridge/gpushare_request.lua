@@ -1,4 +1,4 @@
--- What a job asks for, in any of Slurm's six ways, and how that is written as one request per node.
+-- What a job asks for, in any of Slurm's six ways, and the GPU models and constraints in it.
 -- Pure functions: strings and numbers in, tables out.
 
 local load = ...
@@ -100,6 +100,13 @@ function M.tasks(read)
     return tasks, true
   end
   return math.max(1, per_node), per_node > 0
+end
+
+M.SEVERAL_NODES = "its node list (-w) names more than one node"
+
+function M.names_several_nodes(read)
+  local nodes = read("req_nodes")
+  return nodes ~= nil and not nodes:match("^[%w._-]+$")
 end
 
 -- Whether the job may ask for GPUs or shards at all: a quick look, before anything is taken apart.
@@ -263,82 +270,6 @@ function M.without_cpus(field, items)
   return others
 end
 
-local function cpus_only(text)
-  local kept = {}
-  for _, item in ipairs(M.parse(text)) do
-    if item.name == "cpu" then
-      kept[#kept + 1] = item.text
-    end
-  end
-  return table.concat(kept, ",")
-end
-
--- The job's request if it is for exactly one GPU on one node: {type, prefix, tasks, pin_node, per_task}.
--- Else nil and the reason, as a user would say it.
-function M.single_gpu(read, asked)
-  local items, per = {}, {}
-  for _, field in ipairs(M.FIELDS) do
-    local parsed = M.without_cpus(field, asked[field])
-    if #parsed > 1 then
-      return nil, "it asks for several kinds of resources"
-    elseif parsed[1] then
-      items[#items + 1] = parsed[1]
-      per[field] = parsed[1]
-    end
-  end
-  local prefix, gpu_type
-  for _, item in ipairs(items) do
-    if item.name ~= "gpu" or item.odd then
-      return nil, "it asks for more than a GPU"
-    elseif item.count ~= 1 then
-      return nil, "it asks for more than one GPU"
-    elseif gpu_type and item.type and item.type ~= gpu_type then
-      return nil, "it asks for two types of GPU"
-    end
-    gpu_type = gpu_type or item.type
-    prefix = item.prefix ~= "" and item.prefix or prefix
-  end
-
-  local nodes = read("req_nodes")
-  if nodes and not nodes:match("^[%w._-]+$") then
-    return nil, "its node list (-w) names more than one node"
-  end
-  local min_nodes, max_nodes = read("min_nodes"), read("max_nodes")
-  if max_nodes == 0 then
-    max_nodes = nil
-  end
-  local tasks = M.tasks(read)
-  local per_gpu = read("ntasks_per_tres")
-  if per_gpu and per_gpu > 0 then
-    if #items == 0 and read("num_tasks") ~= per_gpu then
-      return nil, "--ntasks-per-gpu and the number of tasks do not make one GPU"
-    end
-    tasks = per_gpu
-  elseif #items == 0 then
-    return nil, "it asks for no GPU"
-  end
-  local one_in_all = per.tres_per_job ~= nil or #items == 0
-  if min_nodes and min_nodes > 1 then
-    return nil, "it asks for more than one node"
-  elseif per.tres_per_task and tasks ~= 1 then
-    return nil, "it asks for a GPU for each of several tasks"
-  elseif max_nodes and max_nodes > 1 and not one_in_all then
-    return nil, "it may run on more than one node (add -N 1)"
-  elseif not max_nodes and not one_in_all and tasks ~= 1 then
-    return nil, "its tasks may be spread over nodes (add -N 1)"
-  elseif per.tres_per_socket and read("sockets_per_node") ~= 1 then
-    return nil, "it asks for a GPU for each socket"
-  end
-  return {
-    type = gpu_type,
-    prefix = prefix,
-    tasks = tasks,
-    pin_node = max_nodes ~= 1 and (max_nodes ~= nil or tasks > 1),
-    per_gpu = per_gpu ~= nil and per_gpu > 0,
-    per_task = per.tres_per_task ~= nil,
-  }
-end
-
 -- The number in "gres/gpu:8" (--cpus-per-gpu, --mem-per-gpu); false if it is something else.
 function M.per_gpu_number(text)
   local items = M.parse(text)
@@ -346,106 +277,6 @@ function M.per_gpu_number(text)
     return false
   end
   return items[1].count
-end
-
--- What belongs to the GPU, as plain CPU and memory requests: shards know no --mem-per-gpu and the like, and Slurm
--- refuses them together. `default_cpus` and `default_mem_mib` are the partition's DefCpuPerGPU and DefMemPerGPU.
--- The changes as {field = value}, or nil and the reason.
-function M.carry_along(read, single, default_cpus, default_mem_mib)
-  local wanted = {}
-  if read("tres_freq") then
-    return nil, "--gpu-freq works on whole GPUs only"
-  end
-  local bind = read("tres_bind")
-  if bind then
-    -- --gpus-per-task=1 implies this binding; with one task on one GPU it says nothing.
-    if not (single.per_task and bind:match("^gres[:/]gpu:per_task:1$")) then
-      return nil, "--gpu-bind works on whole GPUs only"
-    end
-    wanted.tres_bind = ""
-  end
-
-  local cpus = default_cpus
-  if read("cpus_per_task") then
-    cpus = nil
-  end
-  if read("cpus_per_tres") then
-    cpus = M.per_gpu_number(read("cpus_per_tres"))
-    if not cpus then
-      return nil, "its --cpus-per-gpu is not understood"
-    end
-    wanted.cpus_per_tres = ""
-  end
-  if cpus then
-    local per_task = math.max(1, cpus / single.tasks)
-    if per_task % 1 ~= 0 then
-      return nil, string.format("%d CPUs a GPU cannot be split evenly over %d tasks", cpus, single.tasks)
-    end
-    wanted.cpus_per_task = per_task
-    wanted.min_cpus = math.max(read("min_cpus") or 1, per_task * single.tasks)
-  end
-
-  if read("mem_per_tres") then
-    local mem_mib = M.per_gpu_number(read("mem_per_tres"))
-    if not mem_mib then
-      return nil, "its --mem-per-gpu is not understood"
-    end
-    wanted.mem_per_tres = ""
-    wanted.min_mem_per_node = mem_mib
-  elseif default_mem_mib and not read("min_mem_per_node") and not read("min_mem_per_cpu") then
-    wanted.min_mem_per_node = default_mem_mib
-  end
-
-  if single.per_gpu then
-    wanted.ntasks_per_tres = slurm.NO_VAL16
-    wanted.num_tasks = single.tasks
-  end
-  return wanted
-end
-
--- `request` ("gpu:1", "shard:v100_0:2") as the job's only one, per node, added to `wanted`.
-function M.per_node(read, single, wanted, prefix, request)
-  for _, field in ipairs(M.FIELDS) do
-    if field == "tres_per_task" and read(field) then
-      wanted[field] = cpus_only(read(field))
-    elseif field ~= "tres_per_node" and read(field) then
-      wanted[field] = ""
-    end
-  end
-  wanted.tres_per_node = prefix .. request
-  if single.pin_node then
-    wanted.min_nodes, wanted.max_nodes = 1, 1
-  end
-  return wanted
-end
-
--- Whether the job says how much memory it needs. Else Slurm's default counts, which may be so much a CPU.
-local function names_memory(read, wanted)
-  return wanted.min_mem_per_node or read("min_mem_per_node") or read("min_mem_per_cpu")
-end
-
--- `cpus` in all, as a workload's curve says, in place of the CPUs in `wanted` (made by `carry_along` and `per_node`) and
--- in the job. Memory stays what it was. The CPUs that it asks for now, and those before; false and the CPUs before
--- where fewer might mean less memory than the job needs.
-function M.with_cpus(read, single, wanted, cpus)
-  local before = wanted.cpus_per_task or read("cpus_per_task") or 1
-  local per_task = math.max(1, math.ceil(cpus / single.tasks))
-  if per_task < before and not names_memory(read, wanted) then
-    return false, before * single.tasks
-  elseif per_task ~= before then
-    if read("min_mem_per_cpu") and not wanted.min_mem_per_node then
-      wanted.min_mem_per_node = read("min_mem_per_cpu") * before * single.tasks
-    end
-    wanted.cpus_per_task = per_task
-    wanted.min_cpus = per_task * single.tasks
-    if (read("pn_min_cpus") or 0) <= before then -- else it is the user's own --mincpus
-      wanted.pn_min_cpus = per_task
-    end
-    if wanted.tres_per_task and wanted.tres_per_task ~= "" then
-      wanted.tres_per_task = string.format("cpu%s%d", wanted.tres_per_task:match("[:=]") or "=", per_task)
-    end
-  end
-  return per_task * single.tasks, before * single.tasks
 end
 
 return M

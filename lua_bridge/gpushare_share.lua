@@ -3,7 +3,7 @@
 local load, site = ...
 local fields = load("gpushare_fields")
 local gangs = load("gpushare_gang")
-local request = load("gpushare_request")
+local singles = load("gpushare_single")
 local store = load("gpushare_store")
 
 local M = {}
@@ -91,7 +91,7 @@ local function shareable(read, settings, list, single, known)
   if cpus == false then
     return nil, mem_mib
   end
-  local wanted, reason = request.carry_along(read, single, cpus, mem_mib)
+  local wanted, reason = singles.carry_along(read, single, cpus, mem_mib)
   if not wanted then
     return nil, reason
   end
@@ -107,7 +107,7 @@ local function shareable(read, settings, list, single, known)
     what = string.format("shard:%d", settings.shards_per_gpu)
   end
   local prefix = single.prefix or (version < M.SLASH_PREFIX and "gres:" or "gres/")
-  return request.per_node(read, single, wanted, prefix, what), what
+  return singles.per_node(read, single, wanted, prefix, what), what
 end
 
 -- The tagged form of a known workload's job on `gpus` GPUs.
@@ -204,7 +204,7 @@ end
 
 -- The request for one GPU, if the job has just that, and the reason for which it does not share, if there is one.
 local function one_gpu(read, asked, settings)
-  local single, reason = request.single_gpu(read, asked)
+  local single, reason = singles.of(read, asked)
   if single and single.type then
     if not settings.gpu_models[single.type:match("^(.*)_%d+$") or ""] then
       return nil, "it asks for a GPU of another type"
@@ -234,7 +234,7 @@ local function curve_cpus(read, single, wanted, known, most)
     return M.REPEATED
   end
   local cpus = math.min(known.cpus, most or known.cpus)
-  local now, before = request.with_cpus(read, single, wanted, cpus)
+  local now, before = singles.with_cpus(read, single, wanted, cpus)
   if not now then
     return string.format(M.MEMORY_UNSAID, cpus, before)
   elseif cpus < known.cpus then

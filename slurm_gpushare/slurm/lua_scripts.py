@@ -18,6 +18,7 @@ SCRIPTS = {
         "gpushare_fields",
         "gpushare_nodes",
         "gpushare_request",
+        "gpushare_single",
         "gpushare_gang",
         "gpushare_store",
         "gpushare_share",

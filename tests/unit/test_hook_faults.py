@@ -170,9 +170,7 @@ def test_job_is_put_back_if_a_field_cannot_be_written(hook: LuaHook, field: str)
 
 
 def test_fault_of_ours_never_refuses_a_job(hook: LuaHook) -> None:
-    (answer,) = hook.answers(
-        f'run.load("gpushare_request").single_gpu = function() error("boom") end run.submit({JOB})'
-    )
+    (answer,) = hook.answers(f'run.load("gpushare_single").of = function() error("boom") end run.submit({JOB})')
     assert (answer.code, answer.fields) == (0, {})
     assert "boom" in answer.logged[0]
 
