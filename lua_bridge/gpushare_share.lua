@@ -15,6 +15,16 @@ M.WHOLE_GPU_SAFE = 231105
 M.RETARGET = 230206
 M.SLASH_PREFIX = 231100
 
+-- How this release writes a GRES in a request.
+function M.prefix(settings)
+  return (settings.slurm_version or math.huge) < M.SLASH_PREFIX and "gres:" or "gres/"
+end
+
+-- Whether single GPUs are asked for as shards here, whoever asks.
+local function is_old(settings)
+  return (settings.slurm_version or math.huge) < M.WHOLE_GPU_SAFE
+end
+
 -- The partitions' common default, or false if they differ.
 local function common_default(table_, list)
   local value = table_[list[1]]
@@ -74,46 +84,43 @@ local function left_alone(read, job_desc)
   return nil
 end
 
--- Everything that a gang becomes: {fields to write, request per card without prefix}. nil and the reason if it cannot.
-local function shareable_gang(read, settings, list, gang)
-  local cpus, mem_mib = defaults(settings, list)
-  if cpus == false then
-    return nil, mem_mib
+-- The request per node of a job on one GPU, without prefix. `known` is what the store knows of the workload of a job that
+-- is to be tagged; `mem_mib` its partitions' DefMemPerGPU.
+local function per_node(settings, single, known, mem_mib)
+  local version = settings.slurm_version or math.huge
+  if single.type then
+    return string.format("shard:%s:%d", single.type, settings.shards_per_gpu)
+  elseif known and version < M.RETARGET then
+    local index = next_index(known.model, settings)
+    return string.format("shard:%s_%d:%d", known.model, index, settings.shards_per_gpu)
+  elseif version < M.WHOLE_GPU_SAFE or mem_mib then
+    -- A pending gpu request on a partition with DefMemPerGPU carries that default, and cannot become shards any more.
+    return string.format("shard:%d", settings.shards_per_gpu)
   end
-  local wanted, reason = gangs.by_card(read, gang, settings.shards_per_gpu, cpus, mem_mib)
-  return wanted, wanted and string.format("shard:%d", settings.shards_per_gpu) or reason
+  return "gpu:1"
 end
 
--- Everything a one-GPU job becomes: {fields to write, request per node without prefix}. nil and the reason if it cannot.
--- `known` is what the store knows of the workload of a job that is to be tagged.
-local function shareable(read, settings, list, single, known)
-  local cpus, mem_mib = defaults(settings, list)
+-- Everything that a job on one GPU or a gang becomes: {fields to write}, and its request per node or card without prefix.
+-- nil and the reason if it cannot share. `known` is what the store knows of the workload of a job that is to be tagged.
+local function shareable(job, settings, asks, known)
+  local cpus, mem_mib = defaults(settings, job.partitions)
   if cpus == false then
     return nil, mem_mib
+  elseif asks.gang then
+    local wanted, reason = gangs.by_card(job.read, asks.gang, settings.shards_per_gpu, cpus, mem_mib)
+    return wanted, wanted and string.format("shard:%d", settings.shards_per_gpu) or reason
   end
-  local wanted, reason = singles.carry_along(read, single, cpus, mem_mib)
+  local wanted, reason = singles.carry_along(job.read, asks.single, cpus, mem_mib)
   if not wanted then
     return nil, reason
   end
-  local version = settings.slurm_version or math.huge
-  local what = "gpu:1"
-  if single.type then
-    what = string.format("shard:%s:%d", single.type, settings.shards_per_gpu)
-  elseif known and version < M.RETARGET then
-    local index = next_index(known.model, settings)
-    what = string.format("shard:%s_%d:%d", known.model, index, settings.shards_per_gpu)
-  elseif version < M.WHOLE_GPU_SAFE or mem_mib then
-    -- A pending gpu request on a partition with DefMemPerGPU carries that default, and cannot become shards any more.
-    what = string.format("shard:%d", settings.shards_per_gpu)
-  end
-  local prefix = single.prefix or (version < M.SLASH_PREFIX and "gres:" or "gres/")
-  return singles.per_node(read, single, wanted, prefix, what), what
+  local what = per_node(settings, asks.single, known, mem_mib)
+  local prefix = asks.single.prefix or M.prefix(settings)
+  return singles.per_node(job.read, asks.single, wanted, prefix, what), what
 end
 
--- The tagged form of a known workload's job on `gpus` GPUs.
-local function tagged_job(read, wanted, what, known, consent, settings, gpus)
-  local now = os.time()
-  local lease = (read("begin_time") or 0) <= now
+-- The tag of a known workload's job on `gpus` GPUs that asks for `what`. `leased`: whether it waits for the helper.
+local function shared_tag(read, what, known, consent, gpus, leased)
   local parts = { "GS1:c=" .. string.format("%d", known.cluster), "t=" .. consent.token, "o=" .. what }
   if gpus > 1 then
     parts[#parts + 1] = string.format("k=%d", gpus)
@@ -121,9 +128,8 @@ local function tagged_job(read, wanted, what, known, consent, settings, gpus)
   if read("req_nodes") then
     parts[#parts + 1] = "w=" .. read("req_nodes")
   end
-  if lease then
+  if leased then
     parts[#parts + 1] = "l=1"
-    wanted.begin_time = now + settings.lease_s
   end
   if consent.max then
     parts[#parts + 1] = string.format("m=%d", consent.max)
@@ -132,8 +138,7 @@ local function tagged_job(read, wanted, what, known, consent, settings, gpus)
   if consent.requeue or (consent.requeue == nil and read("requeue") == 1) then
     parts[#parts + 1] = "r=1"
   end
-  wanted.admin_comment = with_tag(read("admin_comment"), table.concat(parts, ";"))
-  return wanted
+  return table.concat(parts, ";")
 end
 
 M.PROBED = "first run of this workload: it gets a whole GPU and is measured. Later runs may share."
@@ -217,8 +222,7 @@ end
 -- The request for all GPUs of a node, if the job has just that and gangs may share here; else nil and the reason, if it
 -- is one that the job's owner can do something about.
 local function whole_node(read, asked, settings)
-  local old = (settings.slurm_version or math.huge) < M.WHOLE_GPU_SAFE
-  if old or settings.share_gangs ~= "yes" or settings.policy == "shadow" then
+  if is_old(settings) or settings.share_gangs ~= "yes" or settings.policy == "shadow" then
     return nil
   end
   return gangs.of(read, asked, settings.gpus_per_node)
@@ -243,77 +247,109 @@ local function curve_cpus(read, single, wanted, known, most)
   return string.format(now == before and M.SAME_CPUS or M.CURVE, now, before)
 end
 
--- What becomes of a job that asks for GPUs, on partitions that are all shared and have these `models` for it. `consent`
--- is nil for a job without a token, `most_cpus` what its partitions allow. The answer: {wanted = {field = value},
--- for_script = what to tell the task prolog, line = what to tell the user if it takes part, cpus_line = the same of
--- cpus=auto, reason = why it does not, fault = what broke}, each or none of it.
-function M.decide(job_desc, read, asked, settings, list, models, consent, most_cpus)
-  local old = settings.slurm_version and settings.slurm_version < M.WHOLE_GPU_SAFE
-  if not (consent or old) then
-    return {}
-  elseif fields.has_long_text(read) then
-    return { reason = "one of its options is longer than " .. fields.LONGEST .. " characters" }
-  end
-  local single, reason = one_gpu(read, asked, settings)
+-- The GPUs that the job asks for, if it may share them: {single or gang, gpus}, else nil; and the reason for which it
+-- does not share, if there is one.
+local function asked_gpus(job, settings, consent)
+  local single, reason = one_gpu(job.read, job.asked, settings)
   local gang
   if consent and not single then
     local why
-    gang, why = whole_node(read, asked, settings)
+    gang, why = whole_node(job.read, job.asked, settings)
     reason = not gang and (why or reason) or nil
   end
-  local alone = (single or gang) and left_alone(read, job_desc)
-  if not (single or gang) or alone then
-    return { reason = alone or reason }
+  if not (single or gang) then
+    return nil, reason
   end
-  local gpus = gang and gang.gpus or 1
-  local known, fault
+  local alone = left_alone(job.read, job.desc)
+  if alone then
+    return nil, alone
+  end
+  return { single = single, gang = gang, gpus = gang and gang.gpus or 1 }, reason
+end
+
+-- A job that is measured and does not share: of a workload that is not known, or of a known one while the helper is
+-- `away` or the site only works out what sharing would do. The tag says whose telemetry it is, also for a job that ends
+-- before a helper is back.
+local function measured(job, settings, asks, consent, known, away)
+  local wanted = {}
+  local tag = measured_tag(consent, known ~= nil or away)
+  if asks.gang then
+    local why
+    wanted, why = shareable(job, settings, asks)
+    if not wanted then
+      return { reason = why }
+    end
+    tag = string.format("%s;k=%d", tag, asks.gpus)
+  elseif is_old(settings) then
+    wanted = shareable(job, settings, asks) or {}
+  end
+  wanted.admin_comment = with_tag(job.read("admin_comment"), tag)
+  local line = (asks.gang and M.PROBED_NODE) or (settings.policy == "shadow" and M.SHADOWED) or M.PROBED
+  return {
+    wanted = wanted,
+    line = not away and line or nil,
+    cpus_line = consent.cpus_auto and not (known or away) and M.NO_CURVE or nil,
+    reason = away and M.AWAY or nil,
+    for_script = asks.gang and gangs.for_script(asks.gang),
+  }
+end
+
+-- A known workload's job that shares.
+local function shared(job, settings, asks, consent, known)
+  local wanted, what = shareable(job, settings, asks, known)
+  if not wanted then
+    return { reason = what }
+  end
+  local line, cpus_line = M.SHARED, nil
+  if consent.cpus_auto then
+    cpus_line = asks.gang and M.GANG or curve_cpus(job.read, asks.single, wanted, known, job.most_cpus)
+  end
+  local now = os.time()
+  local leased = (job.read("begin_time") or 0) <= now
+  if leased then
+    wanted.begin_time = now + settings.lease_s
+    line = string.format(M.LEASED, settings.lease_s)
+  end
+  local tag = shared_tag(job.read, what, known, consent, asks.gpus, leased)
+  wanted.admin_comment = with_tag(job.read("admin_comment"), tag)
+  return {
+    wanted = wanted,
+    line = asks.gang and M.SHARED_NODE or line,
+    cpus_line = cpus_line,
+    for_script = asks.gang and gangs.for_script(asks.gang),
+  }
+end
+
+-- What becomes of a job that asks for GPUs, on partitions that are all shared. `job` has its descriptor `desc`, the
+-- `read` of it, what it has `asked` for, its `partitions`, the `models` that it may get there and `most_cpus` that they
+-- allow. `consent` is nil for a job without a token. The answer: {wanted = {field = value}, for_script = what to tell the
+-- task prolog, line = what to tell the user if it takes part, cpus_line = the same of cpus=auto, reason = why it does
+-- not, fault = what broke}, each or none of it.
+function M.decide(job, settings, consent)
+  if not (consent or is_old(settings)) then
+    return {}
+  elseif fields.has_long_text(job.read) then
+    return { reason = "one of its options is longer than " .. fields.LONGEST .. " characters" }
+  end
+  local asks, reason = asked_gpus(job, settings, consent)
+  if not asks then
+    return { reason = reason }
+  end
+  local fault
   if consent and not reason then
-    known, reason, fault = known_workload(read, settings, models, consent.token, gpus)
-    local shadow = settings.policy == "shadow"
-    if type(reason) == "boolean" or (known and shadow) then
-      -- The tag says whose telemetry it is, also for a job that ends before a helper is back.
-      local away = reason == true
-      local wanted, why = {}, nil
-      local tag = measured_tag(consent, known ~= nil or away)
-      if gang then
-        wanted, why = shareable_gang(read, settings, list, gang)
-        tag = string.format("%s;k=%d", tag, gpus)
-      elseif old then
-        wanted = shareable(read, settings, list, single) or {}
-      end
-      if not wanted then
-        return { reason = why }
-      end
-      wanted.admin_comment = with_tag(read("admin_comment"), tag)
-      local line = (gang and M.PROBED_NODE) or (shadow and M.SHADOWED) or M.PROBED
-      return {
-        wanted = wanted,
-        line = not away and line or nil,
-        cpus_line = consent.cpus_auto and not (known or away) and M.NO_CURVE or nil,
-        reason = away and M.AWAY or nil,
-        for_script = gang and gangs.for_script(gang),
-      }
+    local known
+    known, reason, fault = known_workload(job.read, settings, job.models, consent.token, asks.gpus)
+    if type(reason) == "boolean" or (known and settings.policy == "shadow") then
+      return measured(job, settings, asks, consent, known, reason == true)
+    elseif known then
+      return shared(job, settings, asks, consent, known)
     end
   end
-  if not known and not old then
+  if not is_old(settings) then
     return { reason = reason, fault = fault }
   end
-  local wanted, what
-  if gang then
-    wanted, what = shareable_gang(read, settings, list, gang)
-  else
-    wanted, what = shareable(read, settings, list, single, known)
-  end
-  if not wanted then
-    return { reason = reason or what, fault = fault }
-  elseif known then
-    local cpus_line = consent.cpus_auto and (gang and M.GANG or curve_cpus(read, single, wanted, known, most_cpus)) or nil
-    wanted = tagged_job(read, wanted, what, known, consent, settings, gpus)
-    local line = wanted.begin_time and string.format(M.LEASED, settings.lease_s) or M.SHARED
-    local for_script = gang and gangs.for_script(gang)
-    return { wanted = wanted, line = gang and M.SHARED_NODE or line, cpus_line = cpus_line, for_script = for_script }
-  end
-  return { wanted = wanted, reason = reason, fault = fault }
+  local wanted, why = shareable(job, settings, asks)
+  return { wanted = wanted, reason = reason or (not wanted and why or nil), fault = fault }
 end
 
 return M

@@ -22,6 +22,8 @@ SCRIPTS = {
         "gpushare_gang",
         "gpushare_store",
         "gpushare_share",
+        "gpushare_places",
+        "gpushare_change",
         "gpushare",
     ),
     "cli_filter.lua": ("gpushare_fields", "gpushare_consent", "gpushare_request", "gpushare_cli"),
