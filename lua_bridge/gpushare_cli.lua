@@ -195,33 +195,29 @@ local function unbound_line(bind)
   return "--gpu-bind=" .. bind .. " is not possible in a job that shares its node: each task sees all GPUs of its step"
 end
 
--- What a step of a job with `shards` must ask for instead: {option = value}, or nil if it can stay as it is.
--- Second value: what to tell the user.
-function M.step_options(get, shards, environment)
-  local gpus = tonumber((environment("GPUSHARE_GANG") or ""):match("^(%d+):%d+:%d+$") or "1")
-  local tasks = tonumber(get("ntasks") or "1") or 1
-  local asked = step_gpus(get, gpus, tasks)
-  if not asked then
-    return nil
-  end
-  local wanted, a_card = asked.options, math.floor(shards / gpus)
+-- Takes bindings to GPUs off a step of `tasks` tasks: shards have none. In a gang one card for each task is asked for in
+-- another way instead. What to tell the user, if there is something.
+local function unbind(get, asked, gpus, tasks)
   -- There is one GPU to bind to, and 26.05 hides it from a step that binds shards as if they were GPUs. 22.05 has no
   -- --tres-bind; later releases keep both options' value there.
-  local bind, line = get("tres-bind"), nil
+  local bind = get("tres-bind")
   if is_set(bind) and bind:find("gpu", 1, true) then
-    wanted["tres-bind"] = "gres/shard:none"
+    asked.options["tres-bind"] = "gres/shard:none"
   elseif is_set(get("gpu-bind")) then
-    wanted["gpu-bind"] = "none"
+    asked.options["gpu-bind"] = "none"
   end
-  if gpus > 1 and tasks > 1 and not asked.per_task then
-    if tasks <= asked.cards and (bind or ""):match("gpu:.*single:1$") then
-      asked.per_task = 1 -- a card for each task, however it is said
-    else
-      line = unbound_line(bind)
-    end
+  if gpus <= 1 or tasks <= 1 or asked.per_task then
+    return nil
+  elseif tasks <= asked.cards and (bind or ""):match("gpu:.*single:1$") then
+    asked.per_task = 1 -- a card for each task, however it is said
+    return nil
   end
-  -- What the environment asks for each GPU, the job has in plain CPUs and memory: options of that kind make srun
-  -- forget the others.
+  return unbound_line(bind)
+end
+
+-- What the environment asks for each GPU, the job has in plain CPUs and memory: options of that kind make srun forget the
+-- others.
+local function plain_amounts(get, wanted, environment, gpus, tasks)
   local cpus, mem = environment("SLURM_CPUS_PER_GPU"), environment("SLURM_MEM_PER_GPU")
   if is_set(cpus) and not is_set_number(get("cpus-per-task")) then
     wanted["cpus-per-task"] = gpus == 1 and cpus or string.format("%d", math.max(1, math.floor(cpus * gpus / tasks)))
@@ -233,6 +229,20 @@ function M.step_options(get, shards, environment)
   if is_set(mem) then
     wanted.mem = gpus == 1 and mem or "0" -- 0: all that the job has
   end
+end
+
+-- What a step of a job with `shards` must ask for instead: {option = value}, or nil if it can stay as it is.
+-- Second value: what to tell the user.
+function M.step_options(get, shards, environment)
+  local gpus = tonumber((environment("GPUSHARE_GANG") or ""):match("^(%d+):%d+:%d+$") or "1")
+  local tasks = tonumber(get("ntasks") or "1") or 1
+  local asked = step_gpus(get, gpus, tasks)
+  if not asked then
+    return nil
+  end
+  local wanted, a_card = asked.options, math.floor(shards / gpus)
+  local line = unbind(get, asked, gpus, tasks)
+  plain_amounts(get, wanted, environment, gpus, tasks)
   if asked.per_task then
     -- Each task sees its own cards of the gang's.
     local each = string.format("%d", asked.per_task * a_card)
