@@ -71,11 +71,12 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     wanted = check_job_ids([jobs] if jobs else [])
     slurm = connect()
     found, now_s = slurm.jobs(wanted), time.time()
-    told = [
+    # Paused jobs first: one that is released may start at once, on the CPUs of a suspended job.
+    told = [("resume", applied) for applied in resume_all(slurm, found, now_s, dry_run)]
+    told += [
         (" ".join(f"{name}={value}" for name, value in change.fields.items() if name != "AdminComment"), applied)
         for change, applied in release_jobs(slurm, found, now_s, dry_run)
     ]
-    told += [("resume", applied) for applied in resume_all(slurm, found, now_s, dry_run)]
     for what, applied in told:
         if not quiet:
             click.echo(f"{applied.key}: {applied.outcome} {what}".rstrip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -21,7 +22,7 @@ from slurm_gpushare.slurm.configuration import (
     parse_reservations,
 )
 from slurm_gpushare.slurm.cores import parse_cores
-from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError
+from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError, UpdateRefused
 from slurm_gpushare.slurm.limits import Limit, parse_limits, sacctmgr_arguments
 from slurm_gpushare.slurm.nodes import Node, parse_nodes, sinfo_arguments
 from slurm_gpushare.slurm.queue import (
@@ -40,6 +41,9 @@ from slurm_gpushare.slurm.release import Release, parse_release
 from slurm_gpushare.slurm.scontrol_session import ScontrolSession
 from slurm_gpushare.slurm.table import marked_rows, new_delimiter, time_format
 from slurm_gpushare.slurm.values import duration_s
+
+BUSY = "resource temporarily unavailable"
+BUSY_PAUSES_S = (0.1, 0.3, 1.0)
 
 
 class CommandSlurm:
@@ -147,13 +151,25 @@ class CommandSlurm:
         if self._session is not None and self._session.took(words):
             self._calls += 1
             return
-        self._ask(["scontrol", *words])
+        self._change(["scontrol", *words])
+
+    def _change(self, argv: Sequence[str]) -> None:
+        """Ask for a change; a slurmctld that has no time for this job just now (seen on 26.05) is asked again."""
+        for pause_s in BUSY_PAUSES_S:
+            try:
+                self._ask(argv)
+                return
+            except UpdateRefused as why:
+                if BUSY not in str(why).lower():
+                    raise
+            time.sleep(pause_s)
+        self._ask(argv)
 
     def suspend(self, key: str) -> None:
-        self._ask(["scontrol", "suspend", key])
+        self._change(["scontrol", "suspend", key])
 
     def resume(self, key: str) -> None:
-        self._ask(["scontrol", "resume", key])
+        self._change(["scontrol", "resume", key])
 
     def signal(self, key: str, name: str) -> None:
         self._ask(["scancel", "--full", f"--signal={name}", key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpushare.slurm import runner
+from slurm_gpushare.slurm import commands, runner
 from slurm_gpushare.slurm.errors import (
     AccountingDown,
     ControllerDown,
@@ -44,3 +44,38 @@ def test_a_missing_command_and_a_silent_one_say_what_to_do() -> None:
 def test_a_users_own_settings_do_not_reach_our_commands() -> None:
     clean = runner.environment({"SQUEUE_FORMAT": "%i", "SACCT_FEDERATION": "1", "PATH": "/bin", "LC_ALL": "de_DE"})
     assert clean == {"PATH": "/bin", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
+
+
+class BusySlurm:
+    """Refuses the first `times` changes as a slurmctld does that has no time just now."""
+
+    def __init__(self, times: int, words: str = "Resource temporarily unavailable for job 7") -> None:
+        self.left, self.words = times, words
+        self.asked: list[list[str]] = []
+
+    def __call__(self, argv: list[str]) -> str:
+        self.asked.append(argv)
+        if len(self.asked) <= self.left:
+            raise runner.failure("scontrol", self.words)
+        return ""
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "BUSY_PAUSES_S", (0.0, 0.0, 0.0))
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_slurm_that_has_no_time_for_a_change_is_asked_again() -> None:
+    slurm = BusySlurm(3)
+    commands.CommandSlurm(slurm).resume("7")
+    assert slurm.asked == 4 * [["scontrol", "resume", "7"]]
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(("times", "words", "asked"), [(9, "Resource temporarily unavailable", 4), (9, "Denied", 1)])
+def test_a_refusal_is_not_asked_again_for_ever(times: int, words: str, asked: int) -> None:
+    slurm = BusySlurm(times, words)
+    with pytest.raises(UpdateRefused):
+        commands.CommandSlurm(slurm).update_job("7", {"TimeLimit": "5"})
+    assert len(slurm.asked) == asked
