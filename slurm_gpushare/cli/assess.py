@@ -33,7 +33,16 @@ from slurm_gpushare.report.assess_page import (
     why_nobody_shares,
 )
 from slurm_gpushare.report.page.parts import Origin
-from slurm_gpushare.simulate.assess import DRAWS, MOST_JOBS, Assessment, Band, PastJob, assess_partition
+from slurm_gpushare.simulate.assess import (
+    DRAWS,
+    MOST_JOBS,
+    Assessment,
+    Band,
+    PastJob,
+    assess_partition,
+    cards_of,
+    past_job,
+)
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.interface import Slurm, connect
 
@@ -122,16 +131,6 @@ def _of_accounting(slurm: Slurm, start: datetime, end: datetime, partitions: str
             "Choose another period; AccountingStorageTRES of slurm.conf must have gres/gpu.",
         )
     return past
-
-
-def cards_of(job: AccountedJob) -> int:
-    return job.gpus or (1 if job.shards else 0)
-
-
-def past_job(job: AccountedJob) -> PastJob:
-    eligible_s = job.submit_s if job.eligible_s is None else max(job.submit_s, job.eligible_s)
-    wait_s = max((job.start_s or 0) - eligible_s, 0)
-    return PastJob(job.partition, eligible_s, job.elapsed_s, cards_of(job), job.user, wait_s)
 
 
 def _of_trace(path: Path) -> list[PastJob]:

@@ -19,6 +19,7 @@ from slurm_gpushare.simulate.metrics import metrics
 from slurm_gpushare.simulate.ours import Gpushare, Options
 from slurm_gpushare.simulate.run import run
 from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs, with_fractions
+from slurm_gpushare.slurm.accounting import AccountedJob
 
 DRAWS = 5
 MOST_JOBS = 20_000
@@ -78,6 +79,18 @@ class Assessment:
     isd_mean_pct: Band
     isd_p95_pct: Band
     shared_pct: Band
+
+
+def cards_of(job: AccountedJob) -> int:
+    """A sharer counts as one."""
+    return job.gpus or (1 if job.shards else 0)
+
+
+def past_job(job: AccountedJob) -> PastJob:
+    """As accounting has it; its wait begins when it could have started."""
+    eligible_s = job.submit_s if job.eligible_s is None else max(job.submit_s, job.eligible_s)
+    wait_s = max((job.start_s or 0) - eligible_s, 0)
+    return PastJob(job.partition, eligible_s, job.elapsed_s, cards_of(job), job.user, wait_s)
 
 
 def shipped_pairs() -> MeasuredPairs:

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_gpushare.config import Config
+from slurm_gpushare.coschedule.pairs.site_knowledge import SiteKnowledge
 from slurm_gpushare.coschedule.planning.guests import PairRates, Terms
 from slurm_gpushare.coschedule.policy_settings import PolicySettings
 from slurm_gpushare.simulate.assess import Band, PastJob, most_in_use
 from slurm_gpushare.simulate.exclusive import Fifo
-from slurm_gpushare.simulate.metrics import metrics
+from slurm_gpushare.simulate.metrics import metrics, percentile
 from slurm_gpushare.simulate.ours import Gpushare, Options
 from slurm_gpushare.simulate.run import run
 from slurm_gpushare.simulate.workload import Bools, Floats, MeasuredPairs, SimulatedJobs
 from slurm_gpushare.simulate.world import World
+from slurm_gpushare.slurm.accounting import AccountedJob
+from slurm_gpushare.store.store import Store
 
 SHIFTS = (-1.0, 0.0, 1.0)
 """How far the true rates of a run lie from the mean: -1 is the pessimistic end."""
@@ -51,6 +55,42 @@ class KnownTokens:
         """The rates as they may really be."""
         rate = np.clip(self.mean + shift * (self.mean - self.low), LEAST_RATE, 1.0)
         return MeasuredPairs((*self.tokens, ""), self.padded(np.where(self.can_share, rate, np.nan), np.nan))
+
+
+def token_of(job: AccountedJob) -> str | None:
+    """The token by which it would have shared; the first run of a workload is measured alone."""
+    return job.tag.token if job.tag and not job.tag.probe else None
+
+
+def known_tokens(store: Store, config: Config, jobs: Sequence[AccountedJob]) -> KnownTokens:
+    """What the store knows of the jobs' tokens, each on that shared GPU model on which it was measured last.
+
+    Tokens of two models never share in the simulation.
+    """
+    of_token = {token: job for job in jobs if (token := token_of(job))}
+    knowledge = SiteKnowledge(store, config.gpu_models, writes=False)
+    shared = [learner.gpu_model for learner in knowledge.learners]
+    by_model = store.profiles.by_model(of_token)
+    here = sorted((p for name in shared for p in by_model.get(name, {}).values()), key=lambda p: p.updated_s)
+    profiles = {profile.token: profile for profile in here}
+    tokens = tuple(sorted(profiles))
+    model = np.array([profiles[token].gpu_model for token in tokens], object)
+    mean = low = np.ones((len(tokens), len(tokens)))
+    for name in shared:
+        table = knowledge.on(name).rates(tokens, tokens)
+        both = (model == name)[:, None] & (model == name)
+        mean, low = np.where(both, table.mean, mean), np.where(both, table.low, low)
+    mem_mib = np.array([profiles[token].mem_used_mib for token in tokens], float)
+    total_mib = np.array([profiles[token].mem_total_mib for token in tokens], float)
+    room_mib = np.minimum(total_mib[:, None], total_mib) * (1.0 - config.memory_headroom_pct / 100.0)
+    fits = mem_mib[:, None] + mem_mib <= room_mib
+    owner = np.array([_owner(of_token[token], config.share_across) for token in tokens], object)
+    may_share = fits & (owner[:, None] == owner) & (model[:, None] == model)
+    return KnownTokens(tokens, mean, low, may_share)
+
+
+def _owner(job: AccountedJob, share_across: str) -> str:
+    return {"user": job.user, "account": job.account}.get(share_across, "")
 
 
 class StoredRates:
@@ -129,7 +169,7 @@ def in_the_shadow(
         saved_pct=Band.of([100.0 * value / hours for value in saved]),
         wait_s=Band.of([figures["avg_wait_s"] for figures in found]),
         isd_mean_pct=Band.of([float(isd.mean()) if len(isd) else 0.0 for isd in slow]),
-        isd_p95_pct=Band.of([float(np.percentile(isd, 95)) if len(isd) else 0.0 for isd in slow]),
+        isd_p95_pct=Band.of([percentile(isd, 95) for isd in slow]),
         slowed_jobs=Band.of([float(np.sum(isd > SLOWED_PCT)) for isd in slow]),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from slurm_gpushare.slurm.array_tasks import expand_tasks
 from slurm_gpushare.slurm.hostlist import expand
 
 _PART = re.compile(r"\bNodes=(\S+) CPU_IDs=([\d,-]+)")
@@ -12,9 +13,5 @@ _PART = re.compile(r"\bNodes=(\S+) CPU_IDs=([\d,-]+)")
 def parse_cores(output: str) -> frozenset[tuple[str, int]]:
     """Node and CPU number of each CPU; empty where the job holds none or Slurm does not say."""
     return frozenset(
-        (node, cpu)
-        for nodes, cpus in _PART.findall(output)
-        for node in expand(nodes)
-        for part in cpus.split(",")
-        for cpu in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)
+        (node, cpu) for nodes, cpus in _PART.findall(output) for node in expand(nodes) for cpu in expand_tasks(cpus)
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plan_scenes import Flat
 from slurm_things import TOKEN_A, TOKEN_B, TOKEN_C, WatchedSlurm, job, node, running
 
-from slurm_gpushare.cli.shadow import known_tokens, shadow_lines, shadow_of
+from slurm_gpushare.cli.shadow import shadow_lines, shadow_of
 from slurm_gpushare.config import Config, parse_config
 from slurm_gpushare.coschedule.acting.shadow import as_if_shareable
 from slurm_gpushare.coschedule.planning.reasons import Code
@@ -29,7 +29,7 @@ from slurm_gpushare.report.page.shadow import TITLE
 from slurm_gpushare.report.story import of_decision
 from slurm_gpushare.report.summary import Report, summarise
 from slurm_gpushare.simulate.assess import PastJob
-from slurm_gpushare.simulate.shadow import KnownTokens, in_the_shadow
+from slurm_gpushare.simulate.shadow import KnownTokens, in_the_shadow, known_tokens
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
