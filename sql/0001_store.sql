@@ -165,7 +165,7 @@ CREATE INDEX IF NOT EXISTS sharing_start ON sharing (start_s);
 CREATE INDEX IF NOT EXISTS sharing_end ON sharing (end_s);
 
 -- Tokens that slowed each other past what was promised: kept apart until the ban fades. token_a <= token_b.
-CREATE TABLE IF NOT EXISTS never_pair (
+CREATE TABLE IF NOT EXISTS ban (
     token_a VARCHAR(40) NOT NULL,
     token_b VARCHAR(40) NOT NULL,
     at_s BIGINT NOT NULL,

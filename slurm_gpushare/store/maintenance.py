@@ -232,8 +232,8 @@ def _prune_workloads(database: Database, before_s: float, dry_run: bool) -> int:
 
 _BY_TOKEN = (
     (schema.profile, "token"),
-    (schema.never_pair, "token_a"),
-    (schema.never_pair, "token_b"),
+    (schema.ban, "token_a"),
+    (schema.ban, "token_b"),
     (schema.remeasure, "token"),
     (schema.cpu_curve, "token"),
     (schema.workload, "token"),

@@ -63,7 +63,7 @@ sharing = _table(
     gpu_index=Integer, gpu_model=_MODEL, start_s=BigInteger, end_s=BigInteger, resident_rate=Double, guest_rate=Double,
     resident_rate_seen=Double, guest_rate_seen=Double, gpus=Integer, paused_s=BigInteger,
 )  # fmt: skip
-never_pair = _table("never_pair", "token_a token_b", token_a=_TOKEN, token_b=_TOKEN, at_s=BigInteger)
+ban = _table("ban", "token_a token_b", token_a=_TOKEN, token_b=_TOKEN, at_s=BigInteger)
 remeasure = _table("remeasure", "token", token=_TOKEN, since_s=BigInteger)
 cpu_curve = _table("cpu_curve", "token", token=_TOKEN, cpus=Integer, at_s=BigInteger)
 strike = _table(

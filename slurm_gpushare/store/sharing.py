@@ -133,7 +133,7 @@ class SharingSpans:
 
     def ban(self, token_a: str, token_b: str, now_s: float | None = None) -> None:
         """Keep these two apart: they broke a promise beside each other. It fades, unless it happens again."""
-        n, at_s = schema.never_pair, int(time.time() if now_s is None else now_s)
+        n, at_s = schema.ban, int(time.time() if now_s is None else now_s)
         a, b = sorted((token_a, token_b))
         here = (n.c.token_a == a, n.c.token_b == b)
         with self._db.write() as connection:
@@ -145,7 +145,7 @@ class SharingSpans:
 
     def bans(self, now_s: float) -> list[Ban]:
         """The bans in force, the latest first."""
-        n = schema.never_pair.c
+        n = schema.ban.c
         query = select(n.token_a, n.token_b, n.at_s).where(n.at_s > int(now_s) - BAN_S).order_by(n.at_s.desc())
         with self._db.read() as connection:
             return [Ban(*row) for row in connection.execute(query)]
@@ -156,7 +156,7 @@ class SharingSpans:
 
     def lift(self, token: str, other: str | None = None) -> int:
         """Let a token sit beside `other` again, or beside anybody; returns how many bans that ended."""
-        n = schema.never_pair
+        n = schema.ban
         mine = or_(n.c.token_a == token, n.c.token_b == token)
         theirs = [or_(n.c.token_a == other, n.c.token_b == other)] if other is not None else []
         with self._db.write() as connection:

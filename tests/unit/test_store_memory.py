@@ -74,7 +74,7 @@ def test_a_span_of_sharing_lasts_until_it_is_ended(store: Store) -> None:
     assert list(store.sharing.between(200, 300)) == []
 
 
-def test_a_forbidden_pair_has_no_order(store: Store) -> None:
+def test_a_ban_has_no_order(store: Store) -> None:
     store.sharing.ban(B, A, now_s=1000)
     store.sharing.ban(A, B, now_s=1001)
     assert store.sharing.banned(2000) == {(A, B)}

@@ -54,10 +54,10 @@ class Watch:
             seen = self._measured.take(pair, records, by_model.get(pair.gpu_model, {}))
             self._ledger.measured(pair.key, seen.rate(pair.resident), seen.rate(pair.guest))
         costs = self._ledger.sharing() if pairs else {}
-        struck = self._store.conduct.to_measure() if pairs else frozenset()
+        anew = self._store.conduct.to_measure() if pairs else frozenset()
         for pair in (self._ledger.pairs[pair.key] for pair in pairs if pair.key in self._ledger.pairs):
             seen, profiles = self._measured.of(pair), by_model.get(pair.gpu_model, {})
-            judged = self._judge(pair, seen, profiles, costs, struck, now_s)
+            judged = self._judge(pair, seen, profiles, costs, anew, now_s)
             self._note_broken(judged, now_s)
             decisions += self._memory.look(pair, seen.records, profiles, view)
             decisions += self.keeper.keep(judged, view)
@@ -90,7 +90,7 @@ class Watch:
         seen: SeenPair,
         profiles: Mapping[str, Profile],
         costs: Mapping[int, SharingCost],
-        struck: Collection[str],
+        anew: Collection[str],
         now_s: float,
     ) -> Judged:
         def standing(job: Job, rate: float) -> Standing:
@@ -107,7 +107,7 @@ class Watch:
             )
 
         true = [
-            token_of(job) not in struck
+            token_of(job) not in anew
             and not unlike_profile(seen.records.get(job.raw_id), profiles.get(token_of(job) or ""))
             for job in (pair.resident, pair.guest)
         ]
