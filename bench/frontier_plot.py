@@ -40,7 +40,7 @@ def read_table(text: str) -> list[Point]:
 
 
 def draw(points: list[Point], out: Path) -> None:
-    """Those that keep both promises in red. Words go to the side on which there is room."""
+    """Those that keep promises but for exploration in red. Words go to the side on which there is room."""
     try:
         import matplotlib
     except ImportError:
@@ -62,7 +62,7 @@ def draw(points: list[Point], out: Path) -> None:
         )  # fmt: skip
     panel.set_xlabel("average completion time as a part of the plain queue's (fifo): further left is sooner")
     panel.set_ylabel("GPU time saved (PS %)")
-    panel.set_title("Load 1.2: completion or saving. Red: both promises are kept")
+    panel.set_title("Load 1.2: completion or saving. Red: promises kept, but for 1 guest in 100 (exploration)")
     panel.margins(x=0.12, y=0.16)
     panel.grid(True, alpha=0.3)
     figure.tight_layout()
