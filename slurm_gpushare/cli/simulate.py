@@ -61,9 +61,15 @@ def _list(kind: Callable[[str], Any], name: str, low: float) -> Callable[..., li
 @click.option("--knowledge", type=click.Choice(["cold", "telemetry", "learned", "oracle"]), default="learned",
               show_default=True, help="What our policy knows: cold only the mean, telemetry what it tells, learned "
               "also what is seen meanwhile, oracle the rates themselves.")  # fmt: skip
-@click.option("--durations", type=click.Choice(DURATION_MODES), default="known", show_default=True)
-@click.option("--order", type=click.Choice(["priority", "sjf"]), default="priority", show_default=True)
-@click.option("--objective", type=click.Choice(["completion", "saving"]), default="completion", show_default=True)
+@click.option("--durations", type=click.Choice(DURATION_MODES), default="known", show_default=True,
+              help="What our policy knows of durations: known the truth, limit only time limits (1 to 5 times the "
+              "truth), history also the earlier runs of the profile, none nothing.")  # fmt: skip
+@click.option("--order", type=click.Choice(["priority", "sjf"]), default="priority", show_default=True,
+              help="Who gets whole GPUs first under our policy: priority by submission, sjf the shortest "
+              "expected.")  # fmt: skip
+@click.option("--objective", type=click.Choice(["completion", "saving"]), default="completion", show_default=True,
+              help="What our policy shares for: completion that jobs end sooner, saving less GPU time (Objective of "
+              "gpushare.conf).")  # fmt: skip
 @click.option("--lease", "lease_s", type=click.FloatRange(min=0), default=math.inf,
               help="Jobs that have waited longer take empty GPUs whole: Slurm starts them before the helper looks. "
               "Default: the helper is always first.")  # fmt: skip
