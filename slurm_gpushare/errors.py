@@ -44,8 +44,12 @@ class NotInstalled(GpushareError):
     def __init__(self, module: str, extra: str) -> None:
         super().__init__(
             f"the Python module '{module}' is not installed here",
-            f"This needs: pip install 'slurm-gpushare[{extra}]'.",
+            f"This needs {_PACKAGED.get(extra, '')}a virtual environment with: pip install 'slurm-gpushare[{extra}]'.",
         )
+
+
+_PACKAGED = dict.fromkeys(("controller", "mariadb"), "the package slurm-gpushare-controller, or ")
+"""What that package brings; packaging/build.py has its list."""
 
 
 EXTRA_OF = {

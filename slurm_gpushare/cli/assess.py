@@ -1,4 +1,4 @@
-"""``gpushare assess``: what would sharing do here? From sacct alone, before anything is installed."""
+"""``gpushare assess``: what would sharing do here? From sacct alone, before anything is changed in Slurm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import shlex
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,15 @@ from slurm_gpushare.simulate.assess import (
     past_job,
 )
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
+from slurm_gpushare.slurm.errors import ControllerDown
 from slurm_gpushare.slurm.interface import Slurm, connect
 
 WIDTH = 80
-PIECE = timedelta(days=14)
-"""Longer periods are asked for in pieces: slurmdbd answers each of them quickly."""
+PIECE = timedelta(days=31)
+"""A month is one question; longer periods are asked for in pieces, since an answer is in memory as a whole: about 2 KiB
+a job."""
+LEAST_PIECE = timedelta(days=7)
+"""A piece that slurmdbd does not answer in time is asked for in halves, down to about this."""
 MOST_GPUS, MOST_S = 1_000_000, 1e10
 """Of one job of a trace; more is a damaged file."""
 SECONDS = "%Y-%m-%dT%H:%M:%S"
@@ -82,8 +86,10 @@ def assess(
 ) -> None:  # fmt: skip
     """Say what sharing would do here, from the site's own history.
 
-    Reads sacct alone, so that it can be run on a login node before anything is installed. The jobs are simulated alone
-    and sharing; what they are is unknown, so figures come as a range of several draws.
+    Reads sacct alone, so that it can be run before anything is changed in Slurm, on any machine that has sacct. The
+    simulator is needed: the package slurm-gpushare-controller, or a virtual environment with
+    'pip install slurm-gpushare[controller]'. slurm-gpushare alone, as on login nodes, is not enough. The jobs are
+    simulated alone and sharing; what they are is unknown, so figures come as a range of several draws.
     """
     if html:
         check_page(html, force)
@@ -111,18 +117,13 @@ def _of_accounting(slurm: Slurm, start: datetime, end: datetime, partitions: str
     while start < end:
         pieces.append((start, min(start + PIECE, end)))
         start += PIECE
-    jobs: dict[tuple[str, int, int], AccountedJob] = {}
+    past: dict[tuple[str, int, int], PastJob] = {}
     with progress("Reading accounting", len(pieces)) as bar:
         for since, until in pieces:
-            query = AccountingQuery(
-                start=since.strftime(SECONDS),
-                end=until.strftime(SECONDS),
-                partitions=partitions,
-                slurm_clusters=clusters,
-            )
-            jobs |= {(job.slurm_cluster, job.raw_id, job.submit_s): job for job in slurm.accounting(query)}
+            for job in _answers(slurm, AccountingQuery(partitions=partitions, slurm_clusters=clusters), since, until):
+                if job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job):
+                    past[job.slurm_cluster, job.raw_id, job.submit_s] = past_job(job)
             bar.update(1)
-    past = [past_job(job) for job in jobs.values() if job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
     if not past:
         check_accounting_names(slurm, "cluster", clusters)
         check_partitions(slurm, partitions)
@@ -130,7 +131,21 @@ def _of_accounting(slurm: Slurm, start: datetime, end: datetime, partitions: str
             "no job that ended in this period used a GPU" + (f" of partition {partitions}" if partitions else ""),
             "Choose another period; AccountingStorageTRES of slurm.conf must have gres/gpu.",
         )
-    return past
+    return list(past.values())
+
+
+def _answers(slurm: Slurm, query: AccountingQuery, since: datetime, until: datetime) -> Iterator[AccountedJob]:
+    """The jobs of this time, in several answers where one would take too long."""
+    try:
+        answer = slurm.accounting(replace(query, start=since.strftime(SECONDS), end=until.strftime(SECONDS)))
+    except ControllerDown:  # of sacct: no answer in time
+        if until - since < 2 * LEAST_PIECE:
+            raise
+        middle = since + (until - since) / 2
+        yield from _answers(slurm, query, since, middle)
+        yield from _answers(slurm, query, middle, until)
+    else:
+        yield from answer
 
 
 def _of_trace(path: Path) -> list[PastJob]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from slurm_gpushare.simulate.assess import PastJob, assess_partition, deal, most
 from slurm_gpushare.simulate.traces import read_any_trace, read_jobs
 from slurm_gpushare.simulate.workload import make_workload
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
+from slurm_gpushare.slurm.errors import ControllerDown
 
 OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
 pod-0,12000,16384,1,460,,LS,Succeeded,100,700,160
@@ -153,12 +157,52 @@ def test_a_year_is_asked_for_in_pieces_and_no_job_counts_twice(
         main(arguments)
     assert ended.value.code == 0
     document = json.loads(capsys.readouterr().out)
-    assert len(sacct.queries) == 27
+    assert len(sacct.queries) == 12
     assert {item["partition"]: item["jobs"] for item in document["partitions"]} == {"big": 60, "gpu": 119}
     assert document["partitions"][0]["observed_wait_s"] == 30
     text = page.read_text()
     assert "less GPU time</b>" in text
     assert "http" not in text
+
+
+class SlowSacct(Sacct):
+    """Gives up on more than ten days at once."""
+
+    def accounting(self, query: AccountingQuery) -> list[AccountedJob]:
+        days = (datetime.fromisoformat(query.end) - datetime.fromisoformat(query.start)).days
+        if days > 10:
+            raise ControllerDown(f"sacct: no answer within 30 s for {days} days")
+        return super().accounting(query)
+
+
+def test_the_usual_question_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    sacct = Sacct([accounted(n) for n in range(1, 9)])
+    monkeypatch.setattr(command, "connect", lambda: sacct)
+    with pytest.raises(SystemExit):
+        main(["assess", "--draws", "1", "--gpus", "4"])
+    assert len(sacct.queries) == 1
+
+
+def test_what_slurmdbd_cannot_answer_in_time_is_asked_for_in_halves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sacct = SlowSacct([accounted(n) for n in range(1, 9)])
+    monkeypatch.setattr(command, "connect", lambda: sacct)
+    with pytest.raises(SystemExit) as ended:
+        main(["assess", "--draws", "1", "--gpus", "4", "--json"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["partitions"][0]["jobs"] == 8
+    times = [(query.start, query.end) for query in sacct.queries]
+    assert len(times) == 4
+    assert [end for _, end in times[:-1]] == [start for start, _ in times[1:]], "nothing in between is left out"
+
+
+def test_a_machine_without_the_simulator_is_told_what_to_install() -> None:
+    program = "import sys; sys.modules['numpy'] = None; from slurm_gpushare.cli.main import main; main(['assess'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "slurm-gpushare-controller" in done.stderr
+    assert "pip install 'slurm-gpushare[controller]'" in done.stderr
 
 
 def test_the_table_holds_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
