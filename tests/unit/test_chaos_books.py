@@ -7,7 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_gpushare.testbed.chaos.books import Books, Line, SlurmsDoing, grown, jobs_by_fault, over_committed, stays
+from slurm_gpushare.testbed.chaos.books import (
+    Books,
+    Kill,
+    Line,
+    SlurmsDoing,
+    forgotten_at_kills,
+    grown,
+    jobs_by_fault,
+    over_committed,
+    share,
+    stays,
+    without_end,
+)
 from slurm_gpushare.testbed.chaos.fault import Fault
 from slurm_gpushare.testbed.chaos.faults import FAULTS
 from slurm_gpushare.testbed.chaos.site import Vitals
@@ -57,6 +69,28 @@ def test_a_job_that_ran_to_its_end_twice_is_noticed() -> None:
     assert line_of("COMPLETED", *DONE, *again).duplicated == 1
 
 
+@pytest.mark.parametrize(
+    ("state", "end_s", "crashes", "heard"),
+    [
+        ("COMPLETED", 30.0, [], True),
+        ("CANCELLED", 30.0, [], True),
+        ("RUNNING", None, [], False),
+        ("REQUEUED", 30.0, [], False),
+        (None, None, [], False),
+        (None, None, [8.0], True),
+        ("RUNNING", None, [35.0], True),
+        ("RUNNING", None, [60.0], False),
+    ],
+)
+def test_the_books_wait_for_accountings_last_word(
+    state: str | None, end_s: float | None, crashes: list[float], heard: bool
+) -> None:
+    accounted = {} if state is None else {"7": SimpleNamespace(state=state, end_s=end_s)}
+    job = Submitted("7", "shared", None, 5.0, CALM.name, "7")
+    left = without_end([job], accounted, DONE, SlurmsDoing(crashes=crashes))  # type: ignore[arg-type]
+    assert left == ([] if heard else ["7"])
+
+
 def committed(*marks: Mark, accounted: Collection[object] = ()) -> list[str]:
     return over_committed(stays(marks, accounted))  # type: ignore[arg-type]
 
@@ -102,6 +136,33 @@ def test_what_a_killed_slurmctld_forgot_is_its_own_doing() -> None:
     assert line_of("COMPLETED", *twice, slurms=SlurmsDoing(crashes=[60.0])).duplicated == 1
     assert line_of(None, slurms=SlurmsDoing(crashes=[8.0])).ended_by_fault == 1
     assert line_of(None, slurms=SlurmsDoing(crashes=[20.0])).lost == 1
+
+
+def test_more_than_slurm_forgets_without_us_is_not_its_own_doing() -> None:
+    def sound(ended: int, control: int) -> bool:
+        return Books([], kills=[Kill(100.0, 8, ended)] * 3, control_kills=[Kill(100.0, 8, control)] * 3).sound
+
+    as_often, far_more_often = [(0, 0), (1, 0), (4, 3), (0, 8)], [(4, 1), (8, 4)]
+    assert all(sound(*ended) for ended in as_often)
+    assert not any(sound(*ended) for ended in far_more_often)
+    assert not Books([], kills=[Kill(100.0, 2, 3)]).sound, "more than there were"
+    more = Books([], kills=[Kill(100.0, 10, 9)], control_kills=[Kill(100.0, 10, 1)])
+    assert more.as_dict()["forgotten"] == {"with us": "9 of 10 (90 %)", "without us": "1 of 10 (10 %)"}
+    assert more.as_dict()["unexplained"] == ["9 of 10 (90 %), without us 1 of 10 (10 %)"]
+    assert share([]) == "0 of 0"
+
+
+def test_what_a_kill_could_have_made_slurm_forget_is_counted() -> None:
+    """Of three jobs that came around it one is gone; the fourth came long before and ended long after."""
+    jobs = [
+        Submitted(raw, "shared", None, at_s, CALM.name, raw) for raw, at_s in zip("7890", (95, 99, 104, 5), strict=True)
+    ]
+    marks = [mark(what, job, at_s) for job in (8, 9, 0) for what, at_s in (("start", 130), ("end", 150))]
+    accounted = {raw: SimpleNamespace(state="COMPLETED", start_s=129, end_s=151) for raw in "890"}
+    (kill,) = forgotten_at_kills(jobs, accounted, marks, SlurmsDoing(crashes=[100.0]))  # type: ignore[arg-type]
+    assert (kill.jobs, kill.ended) == (3, 1)
+    twice = forgotten_at_kills(jobs, accounted, marks, SlurmsDoing(crashes=[100.0, 107.0]))  # type: ignore[arg-type]
+    assert [(kill.jobs, kill.ended) for kill in twice] == [(3, 1), (0, 0)], "nobody counts twice"
 
 
 def test_every_fault_has_a_name_of_its_own_and_every_class_a_short_one() -> None:

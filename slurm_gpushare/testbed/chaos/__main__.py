@@ -8,12 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from slurm_gpushare import __version__
 from slurm_gpushare.errors import BadInput, Exit, GpushareError
-from slurm_gpushare.testbed.chaos.books import Books
+from slurm_gpushare.testbed.chaos.books import Books, Line, share
 from slurm_gpushare.testbed.chaos.fault import Fault
 from slurm_gpushare.testbed.chaos.faults import FAULTS, soak
 from slurm_gpushare.testbed.chaos.run import Chaos, ChaosProgress
@@ -64,9 +64,9 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGINT, lambda number, frame: setattr(chaos, "enough", True))
         books, vitals = chaos.run()
         control = None
-        if any(fault.name == CRASHES for fault in faults):
-            crashes = [fault for fault in FAULTS if fault.name in ("nothing", CRASHES)]
-            control, _ = Chaos(testbed, crashes, options.every, 0, _show, sharing=False).run()
+        if books.kills:
+            control, _ = Chaos(testbed, _control(len(books.kills)), options.every, 0, _show, sharing=False).run()
+            books.control_kills = control.kills
         release = testbed.state.release
     finally:
         testbed.down(purge=True)
@@ -78,6 +78,12 @@ def main(arguments: list[str]) -> int:
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"All figures: {options.out}")
     return Exit.OK if books.sound else Exit.PROBLEMS
+
+
+def _control(kills: int) -> list[Fault]:
+    """What is done to Slurm without us: as many kills, so that what it forgot can be compared."""
+    calm, crash = (next(fault for fault in FAULTS if fault.name == name) for name in ("nothing", CRASHES))
+    return [calm, *(replace(crash, name=f"{CRASHES}, {number} of {kills}") for number in range(1, kills + 1))]
 
 
 def _show(progress: ChaosProgress) -> None:
@@ -92,13 +98,11 @@ def _show(progress: ChaosProgress) -> None:
 
 
 def _report(books: Books, vitals: list[Vitals], control: Books | None) -> str:
-    rows: list[tuple[str | int, ...]] = [
-        (line.fault, line.jobs, line.completed, line.ended_by_fault, line.lost, line.duplicated, line.records_lost,
-         f"{line.longest_extra_wait_s:.0f} s", f"{line.back_s:.0f} s", line.verdict)
-        for line in books.lines
-    ]  # fmt: skip
+    rows: list[tuple[str | int, ...]] = [_row(line) for line in books.lines]
     total = [sum(int(str(row[index])) for row in rows) for index in range(1, 7)]
     rows.append(("all", *total, "", "", "sound" if books.sound else "FAILED"))
+    if control is not None:
+        rows += [(f"without us: {name}", *others, "control") for name, *others, _ in map(_row, control.lines)]
     facts = [
         f"cards over-committed: {_few(books.over_committed)}", f"shards leaked: {_few(books.leaked)}",
         f"times that two jobs shared: {books.spans}, that one was paused: {books.pauses}",
@@ -112,12 +116,18 @@ def _report(books: Books, vitals: list[Vitals], control: Books | None) -> str:
             f"helper: {first.rss_mib:.0f} -> {last.rss_mib:.0f} MiB, {first.files} -> {last.files} files, "
             f"{first.threads} -> {last.threads} threads; growing: {_few(books.grew)}"
         )
-    if control is not None:
-        jobs, forgot, lost = (
-            sum(getattr(line, of) for line in control.lines) for of in ("jobs", "ended_by_fault", "lost")
+    if books.kills:
+        facts.append(
+            f"ended by Slurm, of the jobs that came, started or ended around a kill -9 of slurmctld: "
+            f"{share(books.kills)}, without us {share(books.control_kills)}; more than that explains: "
+            f"{_few(books.unexplained)}"
         )
-        facts.append(f"control without us, kill -9 of slurmctld: of {jobs} jobs Slurm forgot {forgot}, lost {lost}")
     return "\n".join([_table([COLUMNS, *rows]), *facts])
+
+
+def _row(line: Line) -> tuple[str | int, ...]:
+    return (line.fault, line.jobs, line.completed, line.ended_by_fault, line.lost, line.duplicated, line.records_lost,
+            f"{line.longest_extra_wait_s:.0f} s", f"{line.back_s:.0f} s", line.verdict)  # fmt: skip
 
 
 def _table(rows: Sequence[Sequence[str | int]]) -> str:

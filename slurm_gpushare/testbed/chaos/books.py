@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from math import inf
+from math import comb, inf
 from statistics import median
 from typing import Any
 
@@ -22,6 +22,10 @@ FORGETS_S = 10.0
 
 The control run shows that it does so without us too.
 """
+SURPRISING = 0.01
+"""With us Slurm forgot more than without, if chance alone would make such a difference less often than this."""
+UNENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "COMPLETING", "RESIZING"})
+"""States in accounting after which more is to come."""
 LEVEL, SOME = 1.15, 3
 """What the helper's process holds is level up to this factor, and up to so many files or threads, which come and go."""
 
@@ -41,6 +45,17 @@ class SlurmsDoing:
     def forgot(self, times: Collection[float]) -> bool:
         """Whether something that happened to a job at one of these times may have been forgotten."""
         return any(abs(at_s - crash_s) <= FORGETS_S for at_s in times for crash_s in self.crashes)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A ``kill -9`` of slurmctld: what it could have forgotten, and what it did."""
+
+    at_s: float
+    jobs: int
+    """That came, started or ended so close to it that they may be forgotten."""
+    ended: int
+    """Of these: lost, run again, or ended by Slurm."""
 
 
 @dataclass
@@ -91,19 +106,47 @@ class Books:
     lost_records: list[int] = field(default_factory=list)
     grew: list[str] = field(default_factory=list)
     """What the helper's process holds more and more of."""
+    kills: list[Kill] = field(default_factory=list)
+    """Of slurmctld."""
+    control_kills: list[Kill] = field(default_factory=list)
+    """The same without us."""
+
+    @property
+    def unexplained(self) -> list[str]:
+        """Why the jobs that Slurm ended after a kill are not all its own doing; empty if they are."""
+        found = [f"{kill.ended} of {kill.jobs} jobs" for kill in self.kills if kill.ended > kill.jobs]
+        if self.control_kills and chance(self.kills, self.control_kills) < SURPRISING:
+            found.append(f"{share(self.kills)}, without us {share(self.control_kills)}")
+        return found
 
     @property
     def sound(self) -> bool:
         left = self.leaked or self.open_spans or self.suspended or self.grew
-        wrong = self.over_committed or self.records_twice or self.disagree or self.spans == 0
+        wrong = self.over_committed or self.records_twice or self.disagree or self.spans == 0 or self.unexplained
         return not (left or wrong) and all(line.verdict == "ok" for line in self.lines)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **asdict(self),
             "lines": [{**asdict(line), "verdict": line.verdict} for line in self.lines],
+            "forgotten": {"with us": share(self.kills), "without us": share(self.control_kills)},
+            "unexplained": self.unexplained,
             "sound": self.sound,
         }
+
+
+def share(kills: Collection[Kill]) -> str:
+    """How many of the jobs that some kills could have made Slurm forget were ended by it."""
+    ended, jobs = sum(kill.ended for kill in kills), sum(kill.jobs for kill in kills)
+    return f"{ended} of {jobs} ({100 * ended / jobs:.0f} %)" if jobs else "0 of 0"
+
+
+def chance(kills: Collection[Kill], control: Collection[Kill]) -> float:
+    """How likely so many or more of the ended jobs would be in `kills`, if both were alike (Fisher's exact test)."""
+    ended, jobs = sum(kill.ended for kill in kills), sum(kill.jobs for kill in kills)
+    all_ended, all_jobs = (ended + sum(kill.ended for kill in control), jobs + sum(kill.jobs for kill in control))
+    ways = sum(comb(jobs, one) * comb(all_jobs - jobs, all_ended - one) for one in range(ended, all_ended + 1))
+    return ways / comb(all_jobs, all_ended)
 
 
 def grown(vitals: Sequence[Vitals]) -> list[str]:
@@ -137,16 +180,13 @@ def jobs_by_fault(
         line, found = lines[job.fault], accounted.get(job.raw) if last_of_id[job.raw] is job else None
         line.jobs += 1
         own = marks_of[job.own]
-        runs = sum(mark.what == "end" for mark in own)
         if found and found.start_s:
             line.longest_wait_s = max(line.longest_wait_s, found.start_s - job.submit_s)
-        if found and found.state == "COMPLETED" and runs == 1:
-            line.completed += 1
-        elif slurms.forgot([job.submit_s, *(mark.at_s for mark in own)]) or (found and slurms.ended(found.end_s or 0)):
-            line.ended_by_fault += 1
-        elif runs > 1:
-            line.duplicated += 1
-        else:
+        fate = _fate(job, found, own, slurms)
+        line.completed += fate == "completed"
+        line.ended_by_fault += fate in ("forgotten", "ended")
+        line.duplicated += fate == "twice"
+        if fate == "lost":
             line.lost += 1
             lost.append(f"{job.raw}: {found.state if found else 'not in accounting'}")
     calm_s = next((line.longest_wait_s for line in lines.values() if line.group == "calm"), 0.0)
@@ -154,6 +194,58 @@ def jobs_by_fault(
         line.longest_extra_wait_s = round(max(0.0, line.longest_wait_s - calm_s), 1)
         line.longest_wait_s = round(line.longest_wait_s, 1)
     return list(lines.values()), lost
+
+
+def _fate(job: Submitted, found: AccountedJob | None, own: Collection[Mark], slurms: SlurmsDoing) -> str:
+    runs = sum(mark.what == "end" for mark in own)
+    if found and found.state == "COMPLETED" and runs == 1:
+        return "completed"
+    if slurms.forgot(_times(job, own)):
+        return "forgotten"
+    if found and slurms.ended(found.end_s or 0):
+        return "ended"
+    return "twice" if runs > 1 else "lost"
+
+
+def _times(job: Submitted, own: Collection[Mark]) -> list[float]:
+    """When a job came, started and ended."""
+    return [job.submit_s, *(mark.at_s for mark in own)]
+
+
+def forgotten_at_kills(
+    submitted: Collection[Submitted], accounted: Mapping[str, AccountedJob], marks: Collection[Mark],
+    slurms: SlurmsDoing,
+) -> list[Kill]:  # fmt: skip
+    """For each kill of slurmctld, how many jobs it could have forgotten something of, and how many it ended.
+
+    A job that is close to two kills counts for the first.
+    """
+    marks_of, last_of_id = _by_job(marks), {job.raw: job for job in submitted}
+    fates: dict[float, list[str]] = {crash_s: [] for crash_s in slurms.crashes}
+    for job in submitted:
+        own, found = marks_of[job.own], accounted.get(job.raw) if last_of_id[job.raw] is job else None
+        for crash_s in slurms.crashes:
+            if SlurmsDoing(crashes=[crash_s]).forgot(_times(job, own)):
+                fates[crash_s].append(_fate(job, found, own, slurms))
+                break
+    return [Kill(crash_s, len(close), close.count("forgotten")) for crash_s, close in fates.items()]
+
+
+def without_end(
+    submitted: Collection[Submitted], accounted: Mapping[str, AccountedJob], marks: Collection[Mark],
+    slurms: SlurmsDoing,
+) -> list[str]:  # fmt: skip
+    """Accepted jobs of whose end accounting has not heard yet; of what Slurm forgot it may never hear."""
+    marks_of = _by_job(marks)
+    return [
+        job.raw
+        for job in submitted
+        if not _has_ended(accounted.get(job.raw)) and not slurms.forgot(_times(job, marks_of[job.own]))
+    ]
+
+
+def _has_ended(job: AccountedJob | None) -> bool:
+    return job is not None and job.end_s is not None and job.state not in UNENDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,18 @@ from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.imported_profiles import enter_profiles
+from slurm_gpushare.store.settle import waiting_jobs
 from slurm_gpushare.testbed.chaos.books import (
     SHORTEST_S,
     Books,
     SlurmsDoing,
     TimeOnCard,
+    forgotten_at_kills,
     grown,
     jobs_by_fault,
     over_committed,
     stays,
+    without_end,
 )
 from slurm_gpushare.testbed.chaos.fault import Fault
 from slurm_gpushare.testbed.chaos.site import ChaosSite, Vitals
@@ -35,6 +38,8 @@ from slurm_gpushare.testbed.slurm.testbed import Testbed
 SETTINGS = {"SampleSeconds": "0.5", "InterimSeconds": "5", "LeaseSeconds": "10", "HeartbeatSeconds": "20"}
 FINISH_S = 600.0
 """Longest wait for the jobs that are left at the end."""
+LAST_WORD_S = 150.0
+"""Longest wait for accounting's last word, and again for the helper's: a sampler tries for two minutes to be heard."""
 RECOVER_S = 120.0
 """After a fault the helper must have finished a tick within this."""
 AFTER_S = 30.0
@@ -174,7 +179,7 @@ class Chaos:
         )
 
     def _finish(self) -> None:
-        """Until the queue is empty, then until the helper has taken in the last record."""
+        """Until the queue is empty, accounting has heard of every end, and the helper has taken in all there is."""
         self._fault, self._number = "the rest", len(self.faults)
 
         def empty() -> bool:
@@ -185,11 +190,29 @@ class Chaos:
             return not self._site.slurm.jobs()
 
         wait_until(empty, FINISH_S)
+        wait_until(self._accounting_heard_all, LAST_WORD_S)
         if self.sharing:
-            incoming = self._site.config.spool_dir / "incoming"
-            wait_until(lambda: not list(incoming.glob("*.rec")), 150)
-            wait_until(lambda: self._open_spans() == 0, 60)
-            time.sleep(10)  # accounting's and the helper's last word
+            wait_until(self._helper_took_all_in, LAST_WORD_S)
+            since_s = time.time()
+            wait_until(lambda: self._site.is_alive(since_s), RECOVER_S)  # a whole tick with nothing left to do
+
+    def _accounting_heard_all(self) -> bool:
+        time.sleep(0.5)  # every question is a process
+        try:
+            accounted = self._accounted()
+        except SlurmError:
+            return False
+        slurms = SlurmsDoing(crashes=self._site.crashes)
+        return not without_end(self._stream.submitted, accounted, self._stream.marks(), slurms)
+
+    def _helper_took_all_in(self) -> bool:
+        """No sampler has a record to write, none lies in the spool or waits for its job, and no span is open."""
+        time.sleep(0.5)
+        if self._site.processes("telemetry.sampler") or any(self._site.config.spool_dir.glob("incoming/*.rec")):
+            return False
+        known = {job.raw_id for job in self._accounted().values()}
+        with Store(self._site.config.store_url) as store:
+            return not known.intersection(waiting_jobs(store.database)) and not store.sharing.open()
 
     def _cancel_forgotten(self) -> None:
         """What an administrator does with jobs whose end a killed slurmctld forgot: they would last to their limits."""
@@ -200,10 +223,6 @@ class Chaos:
         if forgotten := [job.key for job in self._site.slurm.jobs() if job.running and job.raw_id in ended]:
             self._site.shell(f"scancel {' '.join(forgotten)}")
 
-    def _open_spans(self) -> int:
-        with Store(self._site.config.store_url) as store:
-            return len(store.sharing.open())
-
     # -- the books -------------------------------------------------------------------------------
     def _books(self) -> Books:
         accounted = self._accounted()
@@ -213,6 +232,7 @@ class Chaos:
         there = stays(marks, self._sacct(duplicates=True), self._site.crashes)
         books = Books(lines, over_committed=over_committed(there), leaked=self._leaked(), lost_jobs=lost)
         books.grew = grown(self._site.vitals)
+        books.kills = forgotten_at_kills(self._stream.submitted, accounted, marks, slurms)
         books.suspended = sum(job.state == "SUSPENDED" for job in self._site.slurm.jobs())
         if self.sharing:
             forgotten = {mark.job_id for mark in marks if slurms.forgot([mark.at_s])}

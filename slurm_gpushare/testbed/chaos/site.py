@@ -21,7 +21,7 @@ from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.testbed.emulator.library import compile_c
 from slurm_gpushare.testbed.slurm.daemons import last_lines
-from slurm_gpushare.testbed.slurm.processes import recorded_pid, wait_until
+from slurm_gpushare.testbed.slurm.processes import marked_pids, recorded_pid, wait_until
 from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 COMMANDS = ("squeue", "sinfo", "scontrol", "sacct")
@@ -212,6 +212,10 @@ class ChaosSite:
     def shell(self, script: str) -> str:
         """A shell script as root, inside the testbed."""
         return self.testbed.run(["sh", "-c", script], check=False, timeout_s=180).stdout
+
+    def processes(self, word: str) -> list[int]:
+        """The testbed's processes whose command line has a word."""
+        return sorted(marked_pids(self.testbed.dir, word.encode()))
 
     def daemon_pid(self, name: str) -> int | None:
         return recorded_pid(self.testbed.layout.run / f"{name}.pid")

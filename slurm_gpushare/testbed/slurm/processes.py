@@ -58,13 +58,21 @@ def recorded_pid(pid_file: Path) -> int | None:
     return pid if start_ticks(pid) == ticks else None
 
 
-def marked_pids(directory: Path) -> set[int]:
+def marked_pids(directory: Path, word: bytes = b"") -> set[int]:
     """Every process that carries this testbed's mark, except ourselves and those we descend from.
 
     This finds what pid files cannot: job steps, samplers, and daemons whose `up` was killed
-    between starting them and writing it down.
+    between starting them and writing it down. With a `word`, only those that have it in their command line.
     """
-    return {pid for pid in _all_pids() - _lineage() if _is_marked(pid, directory) and _stat(pid)}
+    pids = {pid for pid in _all_pids() if word in _command_line(pid)} if word else _all_pids()
+    return {pid for pid in pids - _lineage() if _is_marked(pid, directory) and _stat(pid)}
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    except OSError:
+        return b""  # it ended
 
 
 def _is_marked(pid: int, directory: Path) -> bool:
