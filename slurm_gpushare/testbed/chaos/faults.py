@@ -5,18 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import time
 from functools import partial
-from pathlib import Path
 
 from slurm_gpushare.testbed.chaos.fault import Fault, Pause
+from slurm_gpushare.testbed.chaos.node_faults import samplers_die, scripts_die
 from slurm_gpushare.testbed.chaos.site import ChaosSite
 from slurm_gpushare.testbed.chaos.slurm_faults import (
     accounting_away,
     crash,
     drain,
-    heal_nodes,
-    kill,
     node_down,
     reboot,
     reconfigure,
@@ -25,13 +22,25 @@ from slurm_gpushare.testbed.chaos.slurm_faults import (
     with_a_suspended_job,
     with_sharers,
 )
-from slurm_gpushare.testbed.chaos.store_faults import damaged, deleted, hook_file, locked, read_only, replaced, settings
+from slurm_gpushare.testbed.chaos.store_faults import (
+    damaged,
+    deleted,
+    full_disk,
+    hook_file,
+    locked,
+    read_only,
+    replaced,
+    settings,
+)
 from slurm_gpushare.testbed.emulator.node import clear_faults, set_fault
-from slurm_gpushare.testbed.slurm.processes import marked_pids, wait_until
+from slurm_gpushare.testbed.slurm.processes import wait_until
 
 PAUSED_SOON = ("long", "disturber")
 """Residents that are still there when their guest was found to slow them. All have tokens: a waiting job without one
 would take a suspended job's CPUs, so that the helper would stop the guest by a signal."""
+
+MANY_WAIT = ("array", "shared")
+"""A card is held for those who wait for it."""
 
 
 def _calm(site: ChaosSite, pause: Pause) -> None:
@@ -88,12 +97,6 @@ def _nvml(line: str, site: ChaosSite, pause: Pause) -> None:
         clear_faults(site.testbed.layout.emu, node)
 
 
-def _samplers_die(site: ChaosSite, pause: Pause) -> None:
-    for pid in _processes(site, "telemetry.sampler")[:3]:
-        kill(pid)
-    pause(8)
-
-
 def _dead_spool(site: ChaosSite, pause: Pause) -> None:
     incoming = site.config.spool_dir / "incoming"
     aside = incoming.with_name("incoming.away")
@@ -102,31 +105,6 @@ def _dead_spool(site: ChaosSite, pause: Pause) -> None:
     pause(20)
     incoming.unlink()
     aside.rename(incoming)
-
-
-def _scripts_die(site: ChaosSite, pause: Pause) -> None:
-    """Prologs and epilogs end half-way, those that hold a card too; Slurm then drains the node, whoever wrote them."""
-    end = time.monotonic() + 12
-    while time.monotonic() < end:
-        for pid in _processes(site, "prolog.sh")[:1] + _processes(site, "epilog.sh")[:1]:
-            kill(pid)
-        pause(0.5)
-    heal_nodes(site)
-    pause(5)
-    heal_nodes(site)
-
-
-def _processes(site: ChaosSite, word: str) -> list[int]:
-    """The testbed's processes whose command line has a word."""
-    found = []
-    for pid in sorted(marked_pids(site.testbed.dir)):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if word in command:
-            found.append(pid)
-    return found
 
 
 # -- slurm's commands ----------------------------------------------------------------------------
@@ -178,6 +156,7 @@ FAULTS = (
     Fault("node reboots", "slurm", reboot, kills=True),
     Fault("slurmdbd and MariaDB away", "slurm", accounting_away),
     Fault("store locked for 30 s", "store", locked),
+    Fault("store's disk full in the middle of a transaction", "store", full_disk),
     Fault("store truncated", "store", partial(damaged, "truncated")),
     Fault("store corrupt", "store", partial(damaged, "corrupt"), short=True),
     Fault("store read-only", "store", read_only),
@@ -189,9 +168,10 @@ FAULTS = (
     Fault("gpushare.conf away", "settings", partial(settings, "away")),
     Fault("NVML hangs", "telemetry", partial(_nvml, "* hang 5")),
     Fault("GPU lost", "telemetry", partial(_nvml, "* 15"), short=True),
-    Fault("kill -9 of samplers", "telemetry", _samplers_die),
+    Fault("kill -9 of samplers", "telemetry", samplers_die),
     Fault("spool on a dead file system", "telemetry", _dead_spool),
-    Fault("prologs and epilogs die half-way", "telemetry", _scripts_die, kills=True),
+    Fault("prologs and epilogs die half-way", "telemetry", scripts_die, kills=True,
+          kinds=MANY_WAIT),
     Fault("Slurm's commands fail", "commands", partial(_commands, "failing", 10)),
     Fault("Slurm's commands print garbage", "commands", partial(_commands, "garbage", 10), short=True),
     Fault("Slurm's commands print half an answer", "commands", partial(_commands, "partial", 10)),

@@ -114,8 +114,10 @@ def heal_nodes(site: ChaosSite) -> None:
     site.shell("squeue -h -t PD -o '%i %r' | sed -n 's/ .*[Hh]eld.*//p' | xargs -rn1 scontrol release")
 
 
-def kill(pid: int) -> None:
+def kill(pid: int) -> bool:
+    """Whether it was still there."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return
+        return False
+    return True

@@ -11,6 +11,10 @@ from pathlib import Path
 from slurm_gpushare.testbed.chaos.fault import Pause
 from slurm_gpushare.testbed.chaos.site import ChaosSite
 
+ROOM_KIB = 16
+"""What is left on a full disk: enough for a transaction to begin."""
+FULL = "the disk is full"
+
 
 def locked(site: ChaosSite, pause: Pause) -> None:
     with closing(sqlite3.connect(site.store_path, isolation_level=None)) as other:
@@ -48,6 +52,50 @@ def damaged(how: str, site: ChaosSite, pause: Pause) -> None:
     site.stop_helper()
     site.gpushare("db", "restore", "--yes", str(copy))
     site.start_helper()
+
+
+def full_disk(site: ChaosSite, pause: Pause) -> None:
+    """The store lies on a small file system of its own, and that fills up: a transaction finds no room half-way.
+
+    The shell does it inside the testbed, since one of another Debian has mounts of its own.
+    """
+    store, small = site.store_path, site.testbed.dir / "small-disk"
+    size_kib = 2 * store.stat().st_size // 1024 + 8192
+    site.stop_helper()
+    _shell(
+        site,
+        f"""
+mkdir {small}
+mount -t tmpfs -o size={size_kib}k,mode=755 small {small}
+chown --reference={store.parent} {small}
+cp -p {store}* {small}
+rm {store}*
+ln -s {small}/{store.name} {store}""",
+    )
+    try:
+        site.start_helper()
+        site.wait_alive()
+        said_before = site.log.read_text().count(FULL)
+        _shell(
+            site,
+            f"""
+dd if=/dev/zero of={small}/ballast bs=4k 2>/dev/null || :
+truncate -s -{ROOM_KIB}K {small}/ballast""",
+        )
+        pause(20)
+        said = site.log.read_text().count(FULL) - said_before
+        _shell(site, f"rm {small}/ballast")
+        if not said:
+            raise AssertionError("no transaction found the disk full")
+        pause(8)
+    finally:
+        site.stop_helper()
+        _shell(site, f"rm {store}; cp -p {small}/{store.name}* {store.parent}; umount {small}; rmdir {small}")
+        site.start_helper()
+
+
+def _shell(site: ChaosSite, script: str) -> None:
+    site.testbed.run(["sh", "-ec", script])
 
 
 def read_only(site: ChaosSite, pause: Pause) -> None:
