@@ -191,7 +191,8 @@ def jobs(
         return
     columns = [JOB_FIELDS[name] for name in chosen]
     if "name" in chosen:
-        columns[chosen.index("name")] = (Column("NAME"), lambda job: own_names.get(job.job_id, "")[:_NAME_WIDTH])
+        width = None if parsable2 else _NAME_WIDTH
+        columns[chosen.index("name")] = (Column("NAME"), lambda job: own_names.get(job.job_id, "")[:width])
     rows = [[value(job) for _, value in columns] for job in found]
     if rows or not noheader:
         click.echo(table([c for c, _ in columns], rows, header=not noheader, delimiter="|" if parsable2 else None))

@@ -18,6 +18,8 @@ from slurm_gpushare.store.published import TokenFigures
 from slurm_gpushare.tokens import TokenFile
 
 _MARK = "*"
+_NAME_WIDTH = 8
+"""What a table shows of a name at least; more where 80 columns leave room."""
 
 
 class _NameOrCommand(click.Group):
@@ -59,6 +61,7 @@ def list_tokens(noheader: bool, parsable2: bool, as_json: bool) -> None:
     """List your tokens: their names, and what is known of their workloads.
 
     A workload shares once it has been measured: RUNS says by how many runs. TIME and MEM are what it typically needs.
+    Long names are cut on a table; -P and --json have them whole.
     """
     items = TokenFile().all()
     figures = source(config_or_defaults(loud=False))
@@ -72,8 +75,16 @@ def list_tokens(noheader: bool, parsable2: bool, as_json: bool) -> None:
     numbers = map(right, ("CLUSTER", "RUNS", "TIME", "MEM"))
     columns = (Column("TOKEN"), Column("NAME"), Column("KNOWN"), *numbers, Column("LAST"))
     mark = "" if parsable2 else _MARK
-    rows = [(item.token, item.name, *_known(facts[item.token], known is not None, mark)) for item in items]
-    text = table(columns, rows, header=not noheader, delimiter="|" if parsable2 else None)
+    about = {item.token: _known(facts[item.token], known is not None, mark) for item in items}
+
+    def listed(name_width: int | None) -> str:
+        rows = [(item.token, item.name[:name_width], *about[item.token]) for item in items]
+        return table(columns, rows, header=not noheader, delimiter="|" if parsable2 else None)
+
+    text = listed(None)
+    too_wide = max(map(len, text.splitlines()), default=0) - WIDTH
+    if too_wide > 0 and not parsable2:
+        text = listed(max(_NAME_WIDTH, max(len(item.name) for item in items) - too_wide))
     if text:
         click.echo(text)
     if not noheader and not parsable2 and any(facts[item.token].preallocated for item in items):

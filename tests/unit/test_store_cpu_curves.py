@@ -66,7 +66,7 @@ def test_curve_of_a_tokens_first_job_waits_for_the_nodes_record(site: Site, hook
     site.tags[2] = OwnedToken(first, ALICE)
     assert site.take(command_record(2, first, cpu_curve=FOUR), uid=ALICE) == {"final": 1}
     assert site.take(record(2)) == {"final": 1, "counted": 1, "outranked": 1}
-    site.store.profiles.assign([Assignment(first, "V100", 2)], model_version=1)
+    site.store.profiles.assign([Assignment(first, "V100", 2)])
     assert sorted(told(hook, site), key=str) == [4, None]
 
 

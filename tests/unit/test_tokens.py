@@ -42,6 +42,24 @@ def test_a_workload_that_took_the_whole_card_in_advance_is_marked(home: dict[str
     assert told["preallocated"] is True
 
 
+@pytest.mark.parametrize(("seconds", "shown"), [(600.0, "a-name-of-t"), (20 * 86_400.0, "a-name-o")])
+def test_a_long_name_is_cut_to_what_80_columns_leave_and_scripts_get_it_whole(
+    home: dict[str, str], tmp_path: Path, seconds: float, shown: str
+) -> None:
+    name = "a-name-of-twenty-three-"
+    token, _ = gpushare(home, "token", name).stdout.strip(), gpushare(home, "token", "short")
+    conf, url = tmp_path / "gpushare.conf", f"sqlite:///{tmp_path}/store.sqlite"
+    conf.write_text(f"Partitions=gpu\nStoreUrl={url}\n")
+    home = {**home, "GPUSHARE_CONF": str(conf)}
+    with Store.create(url) as store:
+        enter_profiles(store, [KnownProfile(token, os.geteuid(), "V100", 15_900, 16_384, 1, seconds, {"mgmap": 9.0})])
+    lines = gpushare(home, "token", "list").stdout.splitlines()
+    assert max(map(len, lines)) == 80
+    assert f"  {shown}  " in lines[1] + lines[2]
+    assert f"|{name}|" in gpushare(home, "token", "list", "-nP").stdout
+    assert name in {item["name"] for item in json.loads(gpushare(home, "token", "list", "--json").stdout)}
+
+
 def test_tokens_are_random_and_of_the_one_form() -> None:
     made = {new_token() for _ in range(200)}
     assert len(made) == 200
