@@ -169,7 +169,7 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
         raise BadInput(f"--lift {lift}: must be one token, or two separated by a comma")
     now_s = time.time()
     with Store(load_config().store_url) as store:
-        found = [ban for ban in store.sharing.bans(now_s) if set(tokens) <= {ban.token_a, ban.token_b}]
+        found = [ban for ban in store.sharing.bans(now_s) if ban.names(tokens)]
         if tokens and not dry_run:
             store.sharing.lift(*tokens)
     if as_json:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Select, bindparam, delete, or_, select, update
+from sqlalchemy import Select, and_, bindparam, delete, or_, select, update
 
 from slurm_gpushare.history import Span as Span
 from slurm_gpushare.store import schema
@@ -72,6 +72,11 @@ class Ban:
     token_a: str
     token_b: str
     at_s: int
+
+    def names(self, tokens: Sequence[str]) -> bool:
+        """Whether it keeps this one token from anybody, or these two apart; two may be the same."""
+        pair = [self.token_a, self.token_b]
+        return sorted(tokens) == pair if len(tokens) == 2 else set(tokens) <= set(pair)
 
     def left_s(self, now_s: float) -> float:
         """How long it still lasts."""
@@ -156,11 +161,14 @@ class SharingSpans:
 
     def lift(self, token: str, other: str | None = None) -> int:
         """Let a token sit beside `other` again, or beside anybody; returns how many bans that ended."""
-        n = schema.ban
-        mine = or_(n.c.token_a == token, n.c.token_b == token)
-        theirs = [or_(n.c.token_a == other, n.c.token_b == other)] if other is not None else []
+        n = schema.ban.c
+        if other is None:
+            which = or_(n.token_a == token, n.token_b == token)
+        else:  # both may be the same: two jobs of one workload
+            a, b = sorted((token, other))
+            which = and_(n.token_a == a, n.token_b == b)
         with self._db.write() as connection:
-            return connection.execute(delete(n).where(mine, *theirs)).rowcount
+            return connection.execute(delete(schema.ban).where(which)).rowcount
 
     def _update(self, column: str, values: Mapping[int, float]) -> None:
         if not values:

@@ -54,6 +54,16 @@ def test_a_ban_is_lifted_for_two_or_for_all_of_one(store: Store, capsys: pytest.
     assert said(capsys, "--lift", B) == "lifted 0 bans\n"
 
 
+def test_a_workload_that_is_kept_from_itself_keeps_its_other_bans(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, "--lift", f"{B},{B}", "--dry-run") == "would lift 0 bans\n"
+    assert said(capsys, "--lift", f"{B},{B}") == "lifted 0 bans\n"
+    store.sharing.ban(B, B)
+    assert said(capsys, "--lift", f"{B},{B}") == "lifted 1 ban\n"
+    assert store.sharing.banned(time.time()) == {(A, B), (B, C)}
+
+
 @pytest.mark.parametrize("tokens", ["resnet", f"{A},", f"{A},{B},{C}"])
 def test_what_is_no_token_is_a_mistake(store: Store, capsys: pytest.CaptureFixture[str], tokens: str) -> None:
     with pytest.raises(SystemExit) as stop:
