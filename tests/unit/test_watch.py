@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_things import NOW, TOKEN_A, TOKEN_B, running
+from slurm_things import NOW, TOKEN_A, TOKEN_B, node, running
 
 from slurm_gpushare.config import parse_config
 from slurm_gpushare.coschedule.pairs.contended import is_believed
 from slurm_gpushare.coschedule.pairs.final_records import Beside, lessons
+from slurm_gpushare.coschedule.pairs.judging import Standing
+from slurm_gpushare.coschedule.pairs.keeping import Judged, Keeper
 from slurm_gpushare.coschedule.pairs.learner import elapsed_observations
 from slurm_gpushare.coschedule.pairs.ledger import Ledger, Pair, Turn
 from slurm_gpushare.coschedule.pairs.measuring import MeasuredRate, Tally, seen_rate
@@ -20,6 +22,8 @@ from slurm_gpushare.coschedule.view.observe import View
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.coschedule.view.snapshot import Snapshot
 from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.errors import UpdateRefused
+from slurm_gpushare.slurm.tag import parse_tag
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.workloads import Profile
@@ -175,6 +179,60 @@ def test_a_pause_ends_only_when_it_has_surely_reached_the_node(tmp_path: Path, m
     assert scene.acts == []
     assert [item.kind for item in scene.watch.keeper.tidy(scene.view(NOW + 3), keep=set())] == ["resumed"]
     assert scene.acts == [["scancel", "--full", "--signal=CONT", "2"]]
+
+
+class TestRefusedPauses:
+    """A site where nobody waits, so that guests are suspended; some of them Slurm refuses."""
+
+    @pytest.fixture
+    def scene(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+        scene = Scene(tmp_path, monkeypatch)
+        slurm = CommandSlurm(self.run)
+        self.refused: set[str] = set()
+        self.suspended: list[str] = []
+        scene.watch.keeper = Keeper(parse_config("Partitions=gpu"), slurm)
+        return scene
+
+    def run(self, argv: Any) -> str:
+        if argv[:2] == ["scontrol", "suspend"]:
+            self.suspended.append(argv[2])
+            if argv[2] in self.refused:
+                raise UpdateRefused("Access/permission denied")
+        return ""
+
+    def pause(self, scene: Scene, key: str) -> list[str]:
+        """Let the guest be job `key`, whose resident is about to lose more than was promised."""
+        guest = replace(scene.pair.guest, key=key, raw_id=int(key))
+        pair = replace(scene.pair, guest=guest)
+        losing = Standing(run_s=5000.0, promise_pct=10.0, lost_s=499.0, shared_s=1000.0, loss=0.5)
+        fine = Standing(run_s=5000.0, promise_pct=50.0)
+        view = replace(scene.view(), jobs={"1": pair.resident, key: guest}, nodes={"n0": node()})
+        return [item.kind for item in scene.watch.keeper.keep(Judged(pair, losing, fine, guest_first=False), view)]
+
+    def test_one_refused_job_is_left_alone_and_others_are_paused(self, scene: Scene) -> None:
+        self.refused = {"2"}
+        assert self.pause(scene, "2") == []
+        assert self.pause(scene, "2") == [], "it would be refused again"
+        assert self.suspended == ["2"]
+        assert self.pause(scene, "3") == ["paused"]
+        assert scene.watch.keeper.may_pause
+
+    def test_three_in_a_row_end_it_for_the_site(self, scene: Scene) -> None:
+        self.refused = {"2", "3", "5", "6", "7"}
+        kinds = [self.pause(scene, key) for key in ("2", "3", "4", "5", "6")]
+        assert kinds == [[], [], ["paused"], [], []]
+        assert scene.watch.keeper.may_pause, "the third was paused"
+        assert self.pause(scene, "7") == []
+        assert not scene.watch.keeper.may_pause
+        assert self.pause(scene, "8") == []
+        assert "8" not in self.suspended
+
+    def test_who_stands_still_then_may_go_on_all_the_same(self, scene: Scene) -> None:
+        scene.watch.keeper.may_pause = False
+        tag = parse_tag(f"GS1:c=0;t={TOKEN_B};o=gpu:1;p={NOW - 400}s")
+        still = replace(scene.pair.guest, state="STOPPED", tag=tag)
+        scene.pair = replace(scene.pair, guest=still)
+        assert self.pause(scene, "2") == ["resumed"], "five minutes are the longest pause"
 
 
 def test_who_goes_on_in_a_pause_is_not_paused_again_but_kept_apart_from_its_neighbour(

@@ -29,6 +29,8 @@ LEAST_PAUSE_S = 2.0
 the job standing still, so the end is said only when the pause has surely arrived."""
 WAIT_FOR_CORES_S = 60.0
 """A job that may go on waits so long for its cores, if others have them; then it shares them."""
+REFUSALS = 3
+"""Slurm may refuse to suspend one job for reasons of that job's. So many jobs in a row: it suspends nobody here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ class Keeper:
         self.ran_on: Collection[int] = ()
         """Jobs that were at work in a pause of ours: they are not paused any more."""
         self.may_pause = config.on_slowdown == "pause"
-        """Whether pausing is wanted and possible here; Slurm's refusal ends it."""
+        """Whether pausing is wanted and possible here."""
+        self._refused: set[int] = set()
+        """Jobs that Slurm would not suspend, since it last suspended one: they are not tried again."""
 
     def tidy(self, view: View, keep: set[int]) -> list[Decision]:
         """Let go on whom we paused and nobody needs to be paused any more: its neighbour ended, or we started anew.
@@ -86,8 +90,9 @@ class Keeper:
         """Do what a pair needs now; returns what was decided."""
         pair, now_s = judged.pair, view.now_s
         ahead_s = 2.0 * self._config.tick_s
-        may_pause = self.may_pause and pair.guest.raw_id not in self.ran_on
-        if may_pause and not (pair.stands_still and not pair.guest.paused):
+        may_pause = self.may_pause and pair.guest.raw_id not in self._refused
+        may_change = (may_pause or pair.guest.paused) and pair.guest.raw_id not in self.ran_on
+        if may_change and not (pair.stands_still and not pair.guest.paused):
             pauses = self._pauses(pair.guest, judged.guest, view)
             step = next_step(judged.resident, judged.guest, pauses, now_s, ahead_s, judged.guest_first)
             if step is PauseStep.PAUSE:
@@ -154,13 +159,22 @@ class Keeper:
             f"promised were {judged.resident.promise_pct:.0f} %"
         )
         self._log("pause", applied, by="signal" if by_signal else "suspend", why=why)
-        if applied.outcome is Outcome.REFUSED and not by_signal:
-            self.may_pause = False
-            log.warning("pause", error="Slurm refuses to suspend: promises are only watched from now on")
+        if not by_signal:
+            self._count_refusals(job, applied.outcome)
         if applied.outcome is not Outcome.DONE:
             return []
         self.forgotten.paused(job, view.now_s)
         return [explain.noted(job, "paused", view.now_s, pair.resident, why=why)]
+
+    def _count_refusals(self, job: Job, outcome: Outcome) -> None:
+        """Stop pausing where Slurm suspends nobody: one refusal may be about one job alone."""
+        if outcome is Outcome.DONE:
+            self._refused.clear()
+        elif outcome is Outcome.REFUSED:
+            self._refused.add(job.raw_id)
+            if len(self._refused) >= REFUSALS:
+                self.may_pause = False
+                log.warning("pause", error="Slurm refuses to suspend: promises are only watched from now on")
 
     def _resume(self, job: Job, now_s: float, why: str, *, at_once: bool = False) -> list[Decision]:
         if job.stands_still and job.tag and job.tag.paused and now_s - job.tag.paused.since_s < LEAST_PAUSE_S:
