@@ -111,7 +111,7 @@ local function refusal_if_shared(change, tag, place, settings)
     return "--mincpus of a shared job cannot be changed. Submit it again without the token."
   elseif comment == "new" then
     return "the token and max= of a submitted job stay. Take the comment off to opt out."
-  elseif comment == "out" and not (settings and leave_sharing(change.desc, tag, settings)) then
+  elseif comment == "out" and tag_field(tag, "o") and not (settings and leave_sharing(change.desc, tag, settings)) then
     return "this job cannot be taken out of sharing any more. Cancel it and submit it again."
   end
   return nil

@@ -20,8 +20,8 @@ def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
 
     An array's id stands for all of its tasks that wait.
     Our word is taken off the job's comment; the submit hook then gives the job the whole GPU that it asked for. It
-    keeps its place in the queue. A job that runs already stays where it is. Before Slurm 23.11.5 a submitted job
-    cannot be changed back: cancel it and submit it without the token.
+    keeps its place in the queue. A job that runs already stays where it is. Before Slurm 23.11.5, on partitions with
+    DefMemPerGPU and as a gang, a submitted job cannot be changed back: cancel it and submit it without the token.
     """
     from slurm_gpushare.coschedule.acting.apply import Outcome, apply
     from slurm_gpushare.coschedule.acting.changes import Change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -16,7 +16,7 @@ from slurm_gpushare.coschedule.acting.changes import Change, leave, place, resto
 from slurm_gpushare.coschedule.acting.failed_placements import Placements
 from slurm_gpushare.coschedule.acting.reread import is_same, read_again
 from slurm_gpushare.coschedule.acting.shadow import ShadowRecord, as_if_shareable, with_open_cards
-from slurm_gpushare.coschedule.acting.tagging import adoptions, untagged
+from slurm_gpushare.coschedule.acting.tagging import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.coschedule.acting.time_limits import ends_soon, extension, most_lost_s, stopped_s
 from slurm_gpushare.coschedule.emptied.contest import Contest
 from slurm_gpushare.coschedule.emptied.recent_view import RecentView, TickFacts, as_changed
@@ -146,7 +146,7 @@ class Helper:
         report.jobs = len(view.jobs)
         report.pending = len(view.snapshot.pending)
         self._follow_pairs(view, report)
-        self._adopt(view, report)
+        self._follow_comments(view, report)
         self._let_go(view, report)
         self._take_back(view, report)
         planned = time.monotonic()
@@ -244,10 +244,24 @@ class Helper:
             lost_s += min(cost.lost_s, most_lost_s(job, site_pct))
         return extension(job, lost_s, self._site.most_s(job.partitions), view.free_until_s(job))
 
-    def _adopt(self, view: View, report: TickReport) -> None:
-        """Tag jobs that the hook missed. Their comments are asked for apart, and seldom: it costs a request."""
-        if self.places_nobody:
+    def _follow_comments(self, view: View, report: TickReport) -> None:
+        """Tag jobs that the hook missed, and take tags off where the owner took the token off.
+
+        Comments are asked for apart, and seldom: it costs a request.
+        """
+        missed = untagged(view.jobs.values(), self.config.partitions, self.config.shards_per_gpu)
+        measured = only_measured(view.jobs.values())
+        if self.places_nobody or not (missed or measured) or view.now_s - self._comments_s < COMMENTS_EVERY_S:
             return
+        self._comments_s = view.now_s
+        comments = self._slurm.comments()
+        for job, change in withdrawals(measured, comments):
+            if self._apply(job, change, "opt-out", report).outcome is Outcome.DONE:
+                self._decisions.append(explain.noted(job, "opted-out", view.now_s))
+        self._adopt(missed, comments, view, report)
+
+    def _adopt(self, missed: Sequence[Job], comments: Mapping[str, str], view: View, report: TickReport) -> None:
+        """Tag jobs that the hook missed."""
         profiles, anew = self._store.profiles, self._store.conduct.to_measure()
         own_names = models_of(self._store.database, self.config.gpu_models).values()
 
@@ -256,11 +270,7 @@ class Helper:
             known = [found[model][token] for model in own_names if model in found]
             return known[0].cluster if known and known[0].owner_uid == uid else None
 
-        jobs = untagged(view.jobs.values(), self.config.partitions, self.config.shards_per_gpu)
-        if not jobs or view.now_s - self._comments_s < COMMENTS_EVERY_S:
-            return
-        self._comments_s = view.now_s
-        found = adoptions(jobs, self._slurm.comments(), cluster_of)
+        found = adoptions(missed, comments, cluster_of)
         batch = self._slurm.batch_jobs([job.key for job, _ in found]) if found else frozenset()
         for job, change in found:
             if job.key not in batch:  # the hook leaves srun and salloc alone, and says so

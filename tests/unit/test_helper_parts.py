@@ -15,7 +15,7 @@ from slurm_things import NOW, TOKEN_A, TOKEN_B, job, node, running
 from slurm_gpushare.config import parse_config
 from slurm_gpushare.coschedule import log
 from slurm_gpushare.coschedule.acting.failed_placements import Placements
-from slurm_gpushare.coschedule.acting.tagging import adoptions, untagged
+from slurm_gpushare.coschedule.acting.tagging import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.coschedule.lock import Lock
 from slurm_gpushare.coschedule.pairs.ledger import Ledger, Turn, pairs_now
 from slurm_gpushare.coschedule.pairs.spans import SpanKeeper, past_spans
@@ -319,6 +319,18 @@ class TestWhoMayBePlaced:
 
 
 class TestAdoption:
+    @pytest.mark.parametrize("tag", [f"GS1:probe;t={TOKEN_A}", f"GS1:c=1;t={TOKEN_A}", f"GS1:t={TOKEN_A}"])
+    def test_a_job_whose_owner_takes_the_token_off_loses_its_tag(self, tag: str) -> None:
+        waiting = job("7", admin_comment=f"ticket-9 {tag}")
+        found = withdrawals(only_measured([waiting]), {"7": "grant 7"})
+        assert [change.fields for _, change in found] == [{"AdminComment": "ticket-9"}]
+
+    def test_a_job_keeps_its_tag_while_its_comment_has_the_token_or_is_not_known(self) -> None:
+        jobs = [job(key, tag=f"GS1:probe;t={TOKEN_A}") for key in "12"]
+        assert withdrawals(only_measured(jobs), {"1": f"gpushare:{TOKEN_A},max=5"}) == []
+        changed = job("3", tag=f"GS1:c=1;t={TOKEN_A};o=gpu:1")  # the hook itself lets such a job out
+        assert only_measured([changed, job("4", tag="")]) == []
+
     def test_a_job_that_the_hook_missed_is_tagged_and_nothing_else(self) -> None:
         comments = {"7": f"gpushare:{TOKEN_A}"}
         ((missed, change),) = adoptions(untagged([job("7"), job("8")], ["gpu"], 2), comments, lambda token, uid: None)

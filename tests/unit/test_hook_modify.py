@@ -135,6 +135,13 @@ def test_job_whose_comment_is_taken_off_gets_its_whole_gpu_back(hook: LuaHook) -
         assert hook.modify(TAGGED, comment=comment, req_nodes="gpu2").code == DENIED
         assert hook.modify(PLAIN, comment=comment).untouched
         assert hook.modify(PROBED, comment=comment).untouched
+        for tag in (
+            f"GS1:c=2;t={KNOWN}",
+            f"GS1:t={KNOWN}",
+        ):  # its request is its own
+            assert hook.modify({"partition": "gpu", "admin_comment": tag}, comment=comment).untouched
+        gang = {"partition": "gpu", "admin_comment": f"GS1:c=2;t={KNOWN};o=shard:2;k=4"}
+        assert hook.modify(gang, comment=comment).code == DENIED
 
 
 def test_job_that_opts_out_has_its_own_nice_again(hook: LuaHook) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that carry a token but no tag: the submit hook was away. They are tagged, and left as they asked."""
+"""Tags that follow the comments: of jobs that the submit hook missed, and of those whose owners took the token off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from slurm_gpushare.coschedule.acting.changes import Change
 from slurm_gpushare.slurm.consent import clear_consent
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import Tag, with_tag
+from slurm_gpushare.slurm.tag import Tag, with_tag, without_tag
 
 
 def untagged(jobs: Iterable[Job], partitions: Collection[str], shards_per_gpu: int) -> list[Job]:
@@ -47,6 +47,17 @@ def adoptions(
         )
         found.append((job, Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)})))
     return found
+
+
+def only_measured(jobs: Iterable[Job]) -> list[Job]:
+    """Waiting jobs with a tag whose requests nobody has changed: first runs, and those that the hook missed."""
+    return [job for job in jobs if job.pending and job.tag is not None and job.tag.original is None]
+
+
+def withdrawals(jobs: Iterable[Job], comments: Mapping[str, str]) -> list[tuple[Job, Change]]:
+    """What takes the tag off `only_measured` jobs whose owners have taken the token off their comments."""
+    gone = (job for job in jobs if job.key in comments and clear_consent(comments[job.key]) is None)
+    return [(job, Change(job.key, {"AdminComment": without_tag(job.admin_comment)})) for job in gone]
 
 
 def one_card(job: Job, shards_per_gpu: int) -> bool:
