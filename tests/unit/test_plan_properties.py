@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_scenes import NOW, Flat, card, decide, pending, running
+from slurm_things import NEW, TOKEN_A, TOKEN_B, TOKEN_C
+from slurm_things import NOW as SLURM_NOW
+from slurm_things import job as slurm_job
+from slurm_things import node as slurm_node
+from slurm_things import running as slurm_running
 
+from slurm_gpushare.config import parse_config
+from slurm_gpushare.coschedule.acting.changes import place
+from slurm_gpushare.coschedule.planning.plan import plan
 from slurm_gpushare.coschedule.policy_settings import PolicySettings
+from slurm_gpushare.coschedule.view.observe import View, observe
+from slurm_gpushare.coschedule.view.occupancy import GpuAddress
+from slurm_gpushare.coschedule.view.queue_facts import QueueFacts, TokenFacts
 from slurm_gpushare.coschedule.view.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Plan
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.tag import parse_tag
 
 SETTINGS = PolicySettings()
 MEM_MIB = 16_000
@@ -100,20 +115,18 @@ def test_every_plan_keeps_its_bounds(scene: tuple[list[Gpu], list[NodeRoom], lis
             assert placement.reasons.resident_isd_pct <= placement.reasons.resident_budget_pct + 1e-6
 
 
-@settings(max_examples=80)
-@given(clusters())
-def test_planning_on_its_own_result_keeps_its_bounds(
-    scene: tuple[list[Gpu], list[NodeRoom], list[PendingJob]],
-) -> None:
-    """Jobs that were placed run, and may be joined now; those that were left are looked at again."""
+def after(
+    scene: tuple[list[Gpu], list[NodeRoom], list[PendingJob]], got: Plan, start_s: float | None
+) -> tuple[list[Gpu], list[NodeRoom], list[PendingJob]]:
+    """The cluster once a plan has happened; its jobs started at `start_s`, or (None) Slurm has yet to start them."""
     gpus, nodes, queue = scene
     jobs = {job.key: job for job in queue}
-    first = decide(gpus, queue, nodes, Flat(0.8))
-    placed = {placement.key: placement for placement in first.placements}
+    placed = {placement.key: placement for placement in got.placements}
     later = [
         replace(gpu, occupants=(*gpu.occupants, *(
-            running(key, token=jobs[key].token, mem_used_mib=jobs[key].mem_used_mib, start_s=NOW,
-                    expected_s=jobs[key].expected_s, limit_s=jobs[key].limit_s, user=jobs[key].user)
+            running(key, token=jobs[key].token, mem_used_mib=jobs[key].mem_used_mib, start_s=start_s,
+                    expected_s=jobs[key].expected_s, limit_s=jobs[key].limit_s, user=jobs[key].user,
+                    max_isd_pct=jobs[key].max_isd_pct, joined=place.how in JOINS)
             for key, place in placed.items() if (place.node, place.index) == (gpu.node, gpu.index)
         )))
         for gpu in gpus
@@ -127,5 +140,86 @@ def test_planning_on_its_own_result_keeps_its_bounds(
         )
         for node in nodes
     ]
-    again = decide(later, [job for job in queue if job.key not in placed], rooms, Flat(0.8))
-    assert_room_for_all(later, rooms, again, jobs)
+    return later, rooms, [job for job in queue if job.key not in placed]
+
+
+@settings(max_examples=80)
+@given(clusters(), st.sampled_from([0.4, 0.8, 0.97]), st.sampled_from([NOW, None]))
+def test_planning_on_its_own_results_moves_nobody_and_comes_to_an_end(
+    scene: tuple[list[Gpu], list[NodeRoom], list[PendingJob]], rate: float, start_s: float | None
+) -> None:
+    """Jobs that were placed may be joined in the next plan, so that it may place others; but not for ever."""
+    gpus, nodes, queue = scene
+    jobs, where = {job.key: job for job in queue}, {}
+    for _ in range(len(queue) + 1):
+        got = decide(gpus, queue, nodes, Flat(rate))
+        assert_room_for_all(gpus, nodes, got, jobs)
+        assert not where.keys() & {placement.key for placement in got.placements}, "nobody is placed again"
+        where |= {placement.key: (placement.node, placement.index) for placement in got.placements}
+        gpus, nodes, queue = after((gpus, nodes, queue), got, start_s)
+        there = {occupant.key: (gpu.node, gpu.index) for gpu in gpus for occupant in gpu.occupants}
+        assert {key: there[key] for key in where} == where, "nor moved"
+        if not got.placements:
+            return
+    raise AssertionError("each plan places somebody else")
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> tuple[list[Job], list[Node]]:
+    """Jobs as squeue shows them, on nodes as sinfo does: some run and share, some wait with a lease."""
+    nodes = [slurm_node(f"n{n}", cpus=draw(st.sampled_from([4, 64]))) for n in range(draw(st.integers(1, 3)))]
+    jobs = []
+    for number in range(draw(st.integers(1, 8))):
+        tag = f"GS1:c=1;t={draw(st.sampled_from([TOKEN_A, TOKEN_B, TOKEN_C]))};o=gpu:1"
+        priority, limit_s = draw(st.integers(1, 50)), draw(st.sampled_from([300, 3600, 36_000]))
+        changes = {"priority": priority, "limit_s": limit_s, "cpus": draw(st.sampled_from([1, 4]))}
+        if number < len(nodes) and draw(st.booleans()):
+            there = f"n{number}"
+            gres = f"gres/shard:v100_{number % 2}:1"
+            jobs.append(slurm_running(str(number + 1), there, gres, tag=f"{tag};g={there}:{number % 2}", **changes))
+            nodes[number] = slurm_node(there, used=f"shard:v100_{number % 2}:1(1/2,0/2)", cpus=64, cpus_alloc=4)
+        else:
+            jobs.append(slurm_job(str(number + 1), tag=f"{tag};l=1", per_node="gres/shard:2", **changes))
+    return jobs, nodes
+
+
+def written(view: View, got: Plan) -> list[Job]:
+    """The queue as Slurm shows it once the plan's changes are in it and nobody has started yet."""
+    found = dict(view.jobs)
+    for item in got.placements:
+        where = view.nodes[item.node]
+        total = where.shards_per_gpu[item.index]
+        shards = total if item.how is How.UNSHARED else total // 2
+        card_there, guest = GpuAddress(item.node, item.index), item.how in (How.BESIDE, How.TOGETHER)
+        change = place(found[item.key], card_there, where.gpus[item.index], shards, NEW, SLURM_NOW, guest,
+                       item.how is How.SUCCEEDS)  # fmt: skip
+        assert change is not None
+        fields = change.fields
+        found[item.key] = replace(
+            found[item.key], per_node=f"gres/{fields['Gres']}", wanted_nodes=fields["ReqNodeList"],
+            admin_comment=fields["AdminComment"], tag=parse_tag(fields["AdminComment"]),
+            nice=int(fields.get("Nice", found[item.key].nice)),
+        )  # fmt: skip
+    return list(found.values())
+
+
+@settings(max_examples=80)
+@given(queues(), st.sampled_from([0.5, 0.8, 0.97]))
+def test_what_a_plan_wrote_into_slurm_the_next_one_leaves_where_it_is(
+    scene: tuple[list[Job], list[Node]], rate: float
+) -> None:
+    """From squeue's rows to the changes and back: a tick that comes before Slurm has started anybody."""
+    jobs, nodes = scene
+    known = {token: TokenFacts(1, 2000, 1000.0, None, 3) for token in (TOKEN_A, TOKEN_B, TOKEN_C)}
+    facts = QueueFacts(workloads={"V100": known}, card_mem_mib={item.name: 16_000 for item in nodes})
+    config = parse_config("Partitions=gpu\nGpusPerNode=2\n")
+    first = observe(jobs, nodes, [], config, facts, SLURM_NOW)
+    got = plan(first.snapshot, Flat(rate), SETTINGS)
+    second = observe(written(first, got), nodes, [], config, facts, SLURM_NOW)
+    again = plan(second.snapshot, Flat(rate), SETTINGS)
+    placed = {item.key: (item.node, item.index) for item in got.placements}
+    there = {occupant.key: (gpu.node, gpu.index) for gpu in second.snapshot.gpus for occupant in gpu.occupants}
+    assert {key: there.get(key) for key in placed} == placed, "they are expected where they were sent"
+    assert not placed.keys() & {item.key for item in (*again.placements, *again.left)}, "and not looked at again"
+    everybody = {**there, **{item.key: (item.node, item.index) for item in again.placements}}
+    assert max(Counter(everybody.values()).values(), default=0) <= 2, "nor given a third neighbour"
