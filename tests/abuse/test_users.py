@@ -281,6 +281,34 @@ def test_a_directory_made_beforehand_is_refused(testbed: Testbed, verdict: Verdi
             f"{seen}, {'empty' if not any(trap.iterdir()) else 'used'}")  # fmt: skip
 
 
+SQUEUE_COLUMNS = """
+account accruetime admin_comment allocnodes allocsid arrayjobid arraytaskid associd batchflag batchhost boardspernode
+burstbuffer burstbufferstate cluster clusterfeature command comment container containerid contiguous cores corespec
+cpufreq cpus-per-task cpus-per-tres deadline delayboot dependency derivedec eligibletime endtime exc_nodes exit_code
+feature gres groupid groupname hetjobid hetjobidset hetjoboffset jobarrayid jobid lastschedeval licenses licensesalloc
+maxcpus maxnodes mcslabel mem-per-tres mincpus minmemory mintime mintmpdisk name network nice nodelist nodes ntperboard
+ntpercore ntpernode ntpersocket numcpus numnodes numtasks origin originraw oversubscribe partition pendingtime
+preempttime prefer priority prioritylong profile qos reason reasonlist reboot reqnodes reqswitch requeue reservation
+resizetime restartcnt resvport schednodes sct selectjobinfo shared siblingsactive siblingsactiveraw siblingsviable
+siblingsviableraw sockets sperboard starttime state statecompact stderr stdin stdout submittime system_comment threads
+timeleft timelimit timeused tres tres-alloc tres-bind tres-freq tres-per-job tres-per-node tres-per-socket
+tres-per-step tres-per-task userid username wait4switch wckey workdir
+"""
+"""Of squeue -O, over the releases: 22.05 cannot list its own."""
+
+
+def _squeue(testbed: Testbed, job: int) -> dict[str, str]:
+    """What every column of squeue that this release knows says of a job."""
+    listed = testbed.run(["squeue", "--helpFormat"], check=False)
+    newer = listed.stdout.lower().split() if listed.returncode == 0 else []
+    columns = sorted({*SQUEUE_COLUMNS.split(), *newer})
+    script = f"""for column in {" ".join(columns)}; do
+value=$(squeue -h -a -j {job} -O "$column:2000" 2>/dev/null) && printf '%s=%s\\0' "$column" "$value"
+done; true"""
+    answers = testbed.run(["sh", "-c", script], timeout_s=300).stdout.split("\0")[:-1]
+    return {column: value.strip() for column, _, value in (answer.partition("=") for answer in answers)}
+
+
 def _places(testbed: Testbed, secret: str, job: int) -> set[str]:
     """Every column of sacct and squeue, every line of scontrol, and every file of ours and of slurmctld's."""
     found: set[str] = set()
@@ -292,6 +320,10 @@ def _places(testbed: Testbed, secret: str, job: int) -> set[str]:
     values = asked.stdout.split(mark)
     assert len(values) >= len(columns), asked.stdout
     found |= {f"sacct {column}" for column, value in zip(columns, values, strict=False) if secret in value}
+    queue = _squeue(testbed, job)
+    assert queue["jobid"] == str(job)
+    assert len([value for value in queue.values() if value]) > 60, queue
+    found |= {f"squeue {column}" for column, value in queue.items() if secret in value}
     for line in testbed.run(["scontrol", "show", "job", "-d", str(job)]).stdout.split("\n"):
         if secret in line:
             found.add(f"scontrol {line.split('=')[0].strip()}")
@@ -329,11 +361,12 @@ def test_a_name_on_the_command_line_is_in_slurms_own_record(site: Site, verdict:
     testbed = site.testbed
     as_user(testbed, f"{sys.executable} -m slurm_gpushare token {secret}")
     job = sbatch(testbed, "--gpus=1", "--begin=now+1hour", token=secret).job_id
-    until(lambda: testbed.run(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "JobID"]).stdout.strip())
+    until(lambda: secret in testbed.run(["sacct", "-X", "-n", "-P", "-j", str(job), "-o", "SubmitLine"]).stdout)
     told = _places(testbed, secret, job) - {"job_state"}
     verdict("a name written into --comment=gpushare:NAME", "only in SubmitLine and job_state",
             "only in SubmitLine and job_state" if told <= {"sacct SubmitLine", "scontrol SubmitLine"}
             else ", ".join(sorted(told)))  # fmt: skip
+    assert "sacct SubmitLine" in told
     assert show(testbed, job).get("Comment", "").startswith("gpushare:gs-")
 
 
