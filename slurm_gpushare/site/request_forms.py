@@ -19,7 +19,10 @@ class Form:
     command: str  # sbatch, srun, salloc
     options: str
     expected: str
-    """GPUs that each script or task sees (``2``; ``2, 1 1`` for a script and its two tasks), or ``refused``."""
+    """GPUs that each script or task sees (``2``; ``2, 1 1`` for a script and its two tasks), or ``refused``.
+
+    The tasks of ``1 1`` see one each of their own; on the same one they would be ``1 1 (same)``.
+    """
     step: str | None = None
     """Options of the srun inside; None: there is none."""
     since: tuple[int, int] = (22, 5)
@@ -46,6 +49,7 @@ def _jobs(model: str, gpus: int) -> Iterator[Form]:
     yield Form("sbatch", f"--gres=gpu:{model}", "1")
     yield Form("sbatch", f"--gres=gpu:{model}:2", "2")
     yield Form("sbatch", "-N1 --gpus=2", "2")
+    yield Form("sbatch", "--gpus=1", "1")
     yield Form("sbatch", f"--gpus={model}:1", "1", brief=True)
     yield Form("sbatch", "--gpus-per-node=2", "2")
     yield Form("sbatch", f"--gpus-per-node={model}:1", "1")
@@ -69,7 +73,9 @@ def _steps(model: str) -> Iterator[Form]:
     yield Form("sbatch", "-N1 --gpus=2", "2, 1", f"-n1 --gpus={model}:1", since=(23, 11))
     yield Form("sbatch", f"--gres=gpu:{model}:2", "2, 1", f"--gres=gpu:{model}:1")
     yield Form("sbatch", f"-n1 --gpus-per-task={model}:1", "1, 1", "", brief=True)
+    yield Form("sbatch", "-n1 --gpus-per-task=1", "1, 1", "")
     yield Form("sbatch", f"-N1 -n2 --gpus-per-task={model}:1", "2, 1 1", "", since=(23, 11))
+    yield Form("sbatch", "-N1 -n2 --gpus-per-task=1", "2, 1 1", "", since=(23, 11))
     yield Form("sbatch", f"-N1 -n2 --tres-per-task=gres/gpu:{model}:1", "2, 1 1", "", since=(23, 11))
     yield Form("sbatch", f"-N1 --ntasks-per-gpu=1 --gpus={model}:2", "2, 1 1", "")
     yield Form("sbatch", f"-N2 --ntasks-per-node=1 --gres=gpu:{model}:1", "1, 1 1", "")
@@ -79,19 +85,26 @@ def _steps(model: str) -> Iterator[Form]:
 
 def _interactive(model: str) -> Iterator[Form]:
     """srun without a job around it, and salloc."""
-    for options in ("--gres=gpu:1", f"--gres=gpu:{model}:1", "--gpus=1", f"--gpus={model}:1",
-                    f"--gpus-per-node={model}:1", f"-n1 --gpus-per-task={model}:1"):  # fmt: skip
+    alone = ("--gres=gpu:1", f"--gres=gpu:{model}:1", "--gpus=1", f"--gpus={model}:1", f"--gpus-per-node={model}:1",
+             "--gpus-per-socket=1 --sockets-per-node=1", f"--gpus-per-socket={model}:1 --sockets-per-node=1",
+             "-n1 --gpus-per-task=1", f"-n1 --gpus-per-task={model}:1")  # fmt: skip
+    for options in alone:
         yield Form("srun", options, "1", brief=options == f"--gpus={model}:1")
     # 22.05 itself shows such tasks no GPU at all.
     yield Form("srun", f"-N1 -n2 --gpus-per-task={model}:1", "1 1", since=(23, 11), brief=True)
+    yield Form("srun", "-N1 -n2 --gpus-per-task=1", "1 1", since=(23, 11))
     yield Form("srun", f"-N2 -n2 --gres=gpu:{model}:2", "2 2")
     yield Form("srun", f"--exclusive --gres=gpu:{model}:1", "1")
     yield Form("srun", f"--gres=gpu:{model}:1 : --gres=gpu:{model}:1", "1 1")
     yield Form("srun", "--gres=gpu:nosuchmodel:1", REFUSED)
-    for options in ("--gres=gpu:1", f"--gres=gpu:{model}:1", f"--gpus={model}:1"):
+    for options in alone:
         yield Form("salloc", options, "1", "")
+    yield Form("salloc", f"-N1 -n2 --gpus-per-task={model}:1", "1 1", "", since=(23, 11))
     yield Form("salloc", f"--gres=gpu:{model}:2", "1", f"--gres=gpu:{model}:1", brief=True)
     yield Form("salloc", f"-N1 --gpus={model}:2", "1", f"--gpus={model}:1")
+    yield Form("salloc", f"--exclusive --gres=gpu:{model}:1", "1", "")
+    yield Form("salloc", f"--gres=gpu:{model}:1 : --gres=gpu:{model}:1", "1 1", "--het-group=0,1")
+    yield Form("salloc", "--gres=gpu:nosuchmodel:1", REFUSED, "")
 
 
 def _partitions(model: str, partition: str, other: str | None) -> Iterator[Form]:

@@ -1,4 +1,4 @@
-"""Short, real jobs that say how many GPUs they see: one for each way of asking for them."""
+"""Short, real jobs that say which GPUs they see: one for each way of asking for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "gpushare-trial"
-# A number for each script or task, whatever the GPUs are called: indices, UUIDs, or Slurm's word for none.
+# A number for each script or task, whatever the GPUs are called: indices, UUIDs, or Slurm's word for none. Then what
+# tells its GPUs from another's: where cgroups hide devices each may be called 0, but only its own can be opened.
 _COUNT = 'n=$(echo "$CUDA_VISIBLE_DEVICES" | tr , "\\n" | grep -c "[0-9]")'
-_PROBE = f'{_COUNT}; echo "@KIND@=$n"'
-_LINE = re.compile(r"^(script|task)=(\d+)$", re.MULTILINE)
+_OPEN = 'd=-; for f in /dev/nvidia[0-9]*; do (: <"$f") 2>/dev/null && d="$d${f#/dev/nvidia}-"; done'
+_PROBE = f'{_COUNT}; {_OPEN}; echo "@KIND@=$n ${{SLURMD_NODENAME:--}} $d ${{CUDA_VISIBLE_DEVICES:--}}"'
+_LINE = re.compile(r"^(script|task)=(\d+) (\S+) (\S+) (\S+)$", re.MULTILINE)
+SAME = "(same)"
 _AROUND = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
 _AT_ONCE = 4  # of the interactive ones
 
@@ -45,7 +48,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What the job's script and tasks saw (``2, 1 1``), ``refused``, or ``waits``; and the command's words."""
+    """What the job's script and tasks saw (``2, 1 1``), ``refused``, or ``waits``; and the command's words.
+
+    ``1 1 (same)``: tasks that see one GPU each, and it is the same one.
+    """
 
     outcome: str
     said: str = ""
@@ -134,8 +140,10 @@ class TrialJobs:
         task = ["sh", "-c", _PROBE.replace("@KIND@", "task")]
         parts = [part.split() for part in trial.options.split(" : ")]
         if trial.command == "salloc":
-            inner = ["srun", *(trial.step or "").split(), *task]
-            argv = ["salloc", "--quiet", *self._common, *parts[0], *inner]
+            argv = ["salloc", "--quiet", *self._common, *parts[0]]
+            for part in parts[1:]:
+                argv += [":", *self._common, *part]
+            argv += ["srun", *(trial.step or "").split(), *task]
         else:
             argv = ["srun", "--quiet", *self._common, *parts[0]]
             for part in parts[1:]:
@@ -150,9 +158,17 @@ class TrialJobs:
 def _outcome(text: str) -> str:
     """``2, 1 1``: what the scripts saw, then what the tasks saw."""
     seen: Mapping[str, list[str]] = {"script": [], "task": []}
-    for kind, count in _LINE.findall(text):
+    taken: set[tuple[str, str, str]] = set()
+    same = False
+    for kind, count, node, opened, names in _LINE.findall(text):
         seen[kind].append(count)
+        # Scripts may be tasks of an array, which may come one after the other; a step's tasks run beside each other.
+        own = {(node, opened, name) for name in names.split(",") if kind == "task" and re.search("[0-9]", name)}
+        same |= bool(own & taken)
+        taken |= own
     parts = [" ".join(sorted(counts)) for counts in seen.values() if counts]
+    if same:
+        parts[-1] += f" {SAME}"
     if "step-refused" in text:
         parts.append("refused")
     return ", ".join(parts)
