@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from slurm_gpushare.cli.checks import check_new_directory
 from slurm_gpushare.cli.output import Column, right, table, warn
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge import plots
@@ -27,6 +28,7 @@ def characterize(workloads: Path, out: Path, k: int | None, seed: int) -> None:
     the data by interpolation over batch size, clusters them and draws figures 2 to 4. Writes summary.json, model.json
     and PNG files to the output directory.
     """
+    check_new_directory("--out", out)
     result = run(workloads, k=k, seed=seed)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.slurm.array_tasks import expand_tasks
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm
@@ -22,6 +24,7 @@ STATES = {
     "REVOKED": "RV", "RUNNING": "R", "SIGNALING": "SI", "SPECIAL_EXIT": "SE", "STAGE_OUT": "SO", "STOPPED": "ST",
     "SUSPENDED": "S", "TIMEOUT": "TO",
 }  # fmt: skip
+PICTURES = (".png", ".svg", ".pdf")
 _JOB_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
 _WAITING_TASKS = re.compile(r"(\d+)_(\[[^]]*\])")
 
@@ -105,8 +108,43 @@ def check_counts(gpus: int, jobs: int | None) -> None:
 
 def check_directory(option: str, path: Path | None) -> None:
     """Before a long run: is there a directory for the file that is written at its end?"""
-    if path is not None and not path.parent.is_dir():
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise BadInput(f"{option} {path}: no directory {path.parent}", "Make it first.")
+    if why := why_not_writable(path.parent):
+        raise BadInput(f"{option} {path}: cannot be written: {why}", "Name another file.")
+
+
+def check_picture(option: str, path: Path | None) -> None:
+    """Before a long run: can a picture of this name be drawn at its end?"""
+    check_directory(option, path)
+    if path is None:
+        return
+    if path.suffix.lower() not in PICTURES:
+        raise BadInput(f"{option} {path}: no kind of picture", f"Let the name end in {', '.join(PICTURES)}.")
+    from slurm_gpushare.knowledge import plots  # slow to import, and seldom needed
+
+    try:
+        plots.pyplot()
+    except GpushareError as why:
+        raise BadInput(f"{option} {path}: {why.what}", why.hint) from why
+
+
+def check_new_directory(option: str, path: Path) -> None:
+    """Before a long run: can this directory be made, unless it is there, and written to?"""
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
+    if why := why_not_writable(there):
+        raise BadInput(f"{option} {path}: cannot be written to: {why}", "Name another directory.")
+
+
+def why_not_writable(directory: Path) -> str | None:
+    """Why no file can be made there. One is made to see: of root, permissions say nothing (NFS, read-only mounts)."""
+    try:
+        with TemporaryFile(dir=directory):
+            return None
+    except OSError as why:
+        return why.strerror or str(why)
 
 
 def check_job_ids(words: Iterable[str]) -> list[str]:

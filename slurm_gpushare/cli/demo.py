@@ -13,9 +13,11 @@ from typing import Any
 
 import click
 
+from slurm_gpushare.cli.checks import check_new_directory
 from slurm_gpushare.cli.demo_table import FIGURES, learned, shown
+from slurm_gpushare.cli.output import warn
 from slurm_gpushare.cli.testbed import SLURM, Steps, stop_on_sigterm, throw_away_dir
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.testbed.experiment.paper import (
     AGAIN,
     EXCLUSIVE,
@@ -71,12 +73,13 @@ def demo(
     source = pairs.resolve() if pairs else _default_pairs()
     if profiles is not None and source is None:
         raise BadInput("--profiles without --pairs", "Give the rates that go with them.")
+    check_new_directory("--out", out)
     steps = Steps()
     stop_on_sigterm()
+    out.mkdir(parents=True, exist_ok=True)
     testbed = Testbed(directory, steps).up(Shape(nodes=gpus, gpus=1, shards=2), suite=suite)
     rounds: list[list[PaperResult]] = []
     told = _told(source, profiles)
-    out.mkdir(parents=True, exist_ok=True)
     try:
         steps(f"{count} jobs of {mean_s:g} s on {gpus} GPUs, {told}")
         for number in range(seed, seed + seeds):
@@ -148,7 +151,10 @@ def _write(rounds: Sequence[Sequence[PaperResult]], told: str, out: Path) -> Non
 def _draw(results: Sequence[PaperResult], out: Path) -> None:
     from slurm_gpushare.testbed.experiment.paper_plot import draw
 
-    click.echo(f"wrote {draw(results, out / 'figure.png')}")
+    try:
+        click.echo(f"wrote {draw(results, out / 'figure.png')}")
+    except GpushareError as error:
+        warn(f"no picture: {error}")
 
 
 def _job(outcome: PolicyOutcome) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slurm_gpushare.cli.checks import check_directory
 from slurm_gpushare.cli.kb_pairs import MODEL, bans, import_pairs, learn, measure, models_of
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import echo_models, right, table
@@ -34,6 +35,7 @@ def fit(profiles: Path | None, pairs: Path, out: Path, k: int | None, gpu_model:
     from slurm_gpushare.knowledge import fitting
     from slurm_gpushare.knowledge.csv_files import read_pairs, read_profiles
 
+    check_directory("--out", out)
     known = read_profiles(profiles, gpu_model) if profiles else None
     measured = read_pairs(pairs, known.names if known else None, gpu_model, repeats=True, clip=False)
     result = fitting.fit(known, measured, source=f"{int(measured.feasible.sum())} feasible pairs of {pairs.name}", k=k)
@@ -59,6 +61,7 @@ def predict(kb_file: Path | None, profiles: Path, observed: Path | None, out: Pa
     from slurm_gpushare.knowledge.kb import KnowledgeBase, fits_together
     from slurm_gpushare.knowledge.shipped import default_kb
 
+    check_directory("--out", out)
     base = KnowledgeBase.load(kb_file) if kb_file else default_kb()
     asked = read_profiles(profiles, gpu_model)
     seen = read_pairs(observed, asked.names, gpu_model, repeats=True, clip=False) if observed else None

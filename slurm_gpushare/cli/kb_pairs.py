@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from slurm_gpushare.cli.checks import check_directory
 from slurm_gpushare.cli.options import DRY_RUN, FILE, JSON
 from slurm_gpushare.cli.output import Column, echo_json, echo_models, right, table
 from slurm_gpushare.errors import BadInput, GpushareError
@@ -121,8 +122,7 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
     from slurm_gpushare.knowledge.measure import measure as run
     from slurm_gpushare.knowledge.measure import read_candidates
 
-    if not out.parent.is_dir():
-        raise BadInput(f"{out}: no directory {out.parent}", "Make it first.")
+    check_directory("--out", out)
     candidates = read_candidates(workloads)
     rows: list[tuple[object, ...]] = []
     header = ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b")

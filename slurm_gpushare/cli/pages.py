@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from slurm_gpushare.atomic_files import replace_text
+from slurm_gpushare.cli.checks import why_not_writable
 from slurm_gpushare.errors import BadInput, GpushareError
 
 
@@ -17,8 +18,13 @@ def check_page(path: Path, force: bool) -> None:
         raise GpushareError(f"{path}: cannot be written: {why.strerror}") from why
     if there and not force:
         raise BadInput(f"{path}: exists already", "Name another file, or add --force.")
-    if not os.access(path if there else path.parent, os.W_OK):
-        why_not = "Permission denied" if path.parent.is_dir() else "there is no such directory"
+    if not path.parent.is_dir():
+        why_not: str | None = "there is no such directory"
+    elif there and not path.is_file():  # a terminal, a pipe
+        why_not = None if os.access(path, os.W_OK) else "Permission denied"
+    else:
+        why_not = why_not_writable(path.resolve().parent)
+    if why_not:
         raise GpushareError(f"{path}: cannot be written: {why_not}", "Name another file.")
 
 

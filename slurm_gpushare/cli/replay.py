@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.checks import check_counts, check_directory
+from slurm_gpushare.cli.checks import check_counts, check_directory, check_picture
 from slurm_gpushare.cli.options import FILE
 from slurm_gpushare.cli.output import Column, right, table, warn
 from slurm_gpushare.cli.testbed import SLURM, Steps, stop_on_sigterm, throw_away_dir
@@ -58,7 +58,7 @@ TELL_S = 10.0
               help="Of rates: their mean, what telemetry says, that and what is learned, or the truth.")  # fmt: skip
 @SLURM
 @click.option("--json", "json_out", type=FILE, help="Write all figures there, after each policy.")
-@click.option("--picture", type=FILE, help="Draw cards and jobs there (.png, .svg). Default: beside --json.")
+@click.option("--picture", type=FILE, help="Draw cards and jobs there (.png, .svg, .pdf). Default: beside --json.")
 @click.option("--html", type=FILE, help="Write the report's page of the last policy there.")
 @throw_away_dir("/var/lib/gpushare-replay")
 def replay(
@@ -75,8 +75,9 @@ def replay(
     names = _policies(policies)
     check_counts(gpus, jobs)
     _check_numbers(load, seed)
-    for option, path in (("--json", json_out), ("--picture", picture), ("--html", html)):
-        check_directory(option, path)
+    check_directory("--json", json_out)
+    check_directory("--html", html)
+    check_picture("--picture", picture)
     rates, of_trace = read_rates(pairs), read_any_trace(trace)
     shape = _shape(gpus)
     if multi_gpu and shape.gpus == 1:

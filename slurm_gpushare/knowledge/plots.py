@@ -19,21 +19,24 @@ COLOURS = ("#2a9d8f", "#e9a03b", "#c8553d", "#3d5a80", "#7b5ea7", "#6b705c", "#e
 SHOWN = 12
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's, drawing into files; an error where it is not installed."""
     try:
         import matplotlib
     except ImportError as error:
-        raise GpushareError("plots need matplotlib", "Install it with: pip install 'slurm-gpushare[plots]'.") from error
+        raise GpushareError(
+            "matplotlib is not installed", "Install it with: pip install 'slurm-gpushare[plots]'."
+        ) from error
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as found
 
-    return pyplot
+    return found
 
 
 def available() -> bool:
     """Whether figures can be drawn here."""
     try:
-        _pyplot()
+        pyplot()
     except GpushareError:
         return False
     return True
@@ -51,8 +54,8 @@ def characterisation(result: Characterisation, directory: Path) -> list[Path]:
 
 def clusters(model: ClusterModel, points: Floats, labels: NDArray[np.intp], path: Path) -> Path:
     """Profiles and centroids in the plane of the first two features."""
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.8), layout="constrained")
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6.4, 4.8), layout="constrained")
     for number, size in enumerate(model.sizes):
         mine = points[labels == number]
         colour = COLOURS[number % len(COLOURS)]
@@ -67,10 +70,8 @@ def clusters(model: ClusterModel, points: Floats, labels: NDArray[np.intp], path
 
 def matrices(isd_pct: Floats, ps_pct: Floats, labels: Sequence[str], title: str, path: Path) -> Path:
     """Figure 5: slow-down of each kind beside each, and what packing them saves."""
-    pyplot = _pyplot()
-    figure, both = pyplot.subplots(
-        1, 2, figsize=(4.2 + 1.2 * len(labels), 1.8 + 0.8 * len(labels)), layout="constrained"
-    )
+    plt = pyplot()
+    figure, both = plt.subplots(1, 2, figsize=(4.2 + 1.2 * len(labels), 1.8 + 0.8 * len(labels)), layout="constrained")
     for axes, values, name, colours in ((both[0], isd_pct, "ISD %", "YlOrRd"), (both[1], ps_pct, "PS %", "YlGn")):
         image = axes.imshow(values, cmap=colours)
         axes.set_xticks(range(len(labels)), labels)
@@ -87,8 +88,8 @@ def matrices(isd_pct: Floats, ps_pct: Floats, labels: Sequence[str], title: str,
 
 
 def _ranking(result: Characterisation, path: Path) -> Path:
-    pyplot = _pyplot()
-    figure, panels = pyplot.subplots(1, len(result.rankings), figsize=(11, 4.8), layout="constrained")
+    plt = pyplot()
+    figure, panels = plt.subplots(1, len(result.rankings), figsize=(11, 4.8), layout="constrained")
     for axes, (target, items) in zip(np.atleast_1d(panels), result.rankings.items(), strict=True):
         best = items[:SHOWN][::-1]
         axes.barh(
@@ -105,8 +106,8 @@ def _ranking(result: Characterisation, path: Path) -> Path:
 
 
 def _interpolation(result: Characterisation, path: Path) -> Path:
-    pyplot = _pyplot()
-    figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
+    plt = pyplot()
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     names = [item.method for item in result.methods]
     for axes, measure in zip(panels, ("rmse", "mse", "mae"), strict=True):
         values = [max(getattr(item, measure), 1e-12) for item in result.methods]
@@ -118,8 +119,8 @@ def _interpolation(result: Characterisation, path: Path) -> Path:
 
 
 def _elbow(model: ClusterModel, path: Path) -> Path:
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(5.2, 3.6), layout="constrained")
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
     axes.plot(range(1, len(model.distortions) + 1), model.distortions, marker="o", color=COLOURS[3])
     axes.axvline(model.k, color=COLOURS[2], linestyle="--", label=f"k = {model.k}")
     axes.set(xlabel="clusters", ylabel="distortion", title="Elbow")
@@ -129,5 +130,5 @@ def _elbow(model: ClusterModel, path: Path) -> Path:
 
 def _save(figure: Any, path: Path) -> Path:
     figure.savefig(path, dpi=120)
-    _pyplot().close(figure)
+    pyplot().close(figure)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from slurm_gpushare.testbed.experiment.replay_jobs import ReplayJobs, rate_files
 from slurm_gpushare.testbed.experiment.replay_outcome import JobStay, PolicyRun, cards_won_and_lost, start_s
 from slurm_gpushare.testbed.experiment.replay_run import KNOWLEDGE
 from slurm_gpushare.testbed.experiment.replay_simulation import simulated
+from slurm_gpushare.testbed.slurm.testbed import Testbed
 from slurm_gpushare.tokens import TOKEN
 
 PAIRS = MeasuredPairs(("a", "b", "c"), np.array([[0.8, 0.6, 0.9], [0.7, np.nan, 0.9], [1.0, 0.9, 0.9]]))
@@ -186,15 +188,38 @@ def test_the_files_of_simulate_are_taken(files: list[str]) -> None:
         (["--gpus", "2", "--mean-seconds", "1"], "--mean-seconds 1: must be from 3 to 300"),
         (["--gpus", "2", "--policy", "best"], "--policy: no policy 'best'. There are: exclusive, packed"),
         (["--gpus", "2", "--json", "/nowhere/out.json"], "--json /nowhere/out.json: no directory /nowhere"),
+        (["--gpus", "2", "--json", "/proc/out.json"], "--json /proc/out.json: cannot be written: "),
+        (["--gpus", "2", "--html", "/proc/out.html"], "--html /proc/out.html: cannot be written: "),
+        (["--gpus", "2", "--picture", "x.txt"], "--picture x.txt: no kind of picture. Let the name end in .png,"),
     ],
 )
 def test_unusable_input_is_one_line_before_anything_starts(
-    files: list[str], more: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: list[str],
+    more: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delattr(Testbed, "up")
     with pytest.raises(SystemExit) as stop:
         main(["replay", *files, "--dir", str(tmp_path / "bed"), *more])
     error = capsys.readouterr().err
     assert stop.value.code == 2
     assert error.count("\n") == 1
     assert said in error
+    assert not (tmp_path / "bed").exists()
+
+
+def test_without_matplotlib_a_picture_is_refused_before_anything_starts(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Testbed, "up")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as stop:
+        main(["replay", *files, "--gpus", "2", "--dir", str(tmp_path / "bed"), "--picture", str(tmp_path / "x.png")])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert "x.png: matplotlib is not installed. Install it with: pip install" in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "bed").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.knowledge.plots import pyplot
 from slurm_gpushare.testbed.experiment.paper import PaperResult
 
 COLOURS = ("#4c9f70", "#e0a030", "#c0504d")  # light, middle, heavy
@@ -13,15 +13,9 @@ COLOURS = ("#4c9f70", "#e0a030", "#c0504d")  # light, middle, heavy
 
 def draw(results: Sequence[PaperResult], path: Path) -> Path:
     """Write the picture; its kind follows from the name (.png, .svg, .pdf)."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise GpushareError("matplotlib is not installed", "Install slurm-gpushare[plots] for pictures.") from None
+    plt = pyplot()
     rows = 1 + len(results)
-    figure, axes = pyplot.subplots(rows, 1, figsize=(9, 3.2 + 1.3 * len(results)), layout="constrained",
+    figure, axes = plt.subplots(rows, 1, figsize=(9, 3.2 + 1.3 * len(results)), layout="constrained",
                                    height_ratios=[2.4] + [1.0] * len(results))  # fmt: skip
     _bars(axes[0], results)
     longest_s = max(result.makespan_s for result in results)
@@ -30,7 +24,7 @@ def draw(results: Sequence[PaperResult], path: Path) -> Path:
     axes[-1].set_xlabel("seconds since the first submission")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    plt.close(figure)
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.knowledge.plots import pyplot
 from slurm_gpushare.testbed.experiment.replay_jobs import ReplayJobs
 from slurm_gpushare.testbed.experiment.replay_outcome import JobStay, PolicyRun, by_card
 
@@ -14,14 +14,8 @@ COLOURS = ("#4c9f70", "#e0a030", "#c0504d")  # light, middle, heavy neighbours
 
 def draw_replay(runs: Sequence[PolicyRun], jobs: ReplayJobs, path: Path) -> Path:
     """Write the picture; its kind follows from the name (.png, .svg, .pdf)."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise GpushareError("matplotlib is not installed", "Install slurm-gpushare[plots] for pictures.") from None
-    figure, axes = pyplot.subplots(
+    plt = pyplot()
+    figure, axes = plt.subplots(
         len(runs), 2, figsize=(14, 1.0 + 3.6 * len(runs)), layout="constrained", width_ratios=[2.6, 1.0], squeeze=False
     )
     longest_s = max(stay.ended_s for run in runs for stay in run.stays)
@@ -33,7 +27,7 @@ def draw_replay(runs: Sequence[PolicyRun], jobs: ReplayJobs, path: Path) -> Path
     figure.suptitle(f"{jobs.work.jobs} jobs on {jobs.work.gpus} GPUs; colour: how hard a job presses on its neighbour")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plt.close(figure)
     return path
 
 
