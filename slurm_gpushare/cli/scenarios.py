@@ -21,7 +21,7 @@ from slurm_gpushare.testbed.experiment.scenarios import SCENARIOS, SHORT, Scenar
 @click.option("--simulate", "simulated", is_flag=True, help="No Slurm: the same pairs and rules in the simulator.")
 @SLURM
 @JSON
-@throw_away_dir("/tmp/gpushare-scenarios")
+@throw_away_dir("/var/lib/gpushare-scenarios")
 def scenarios(
     only: str | None, short: bool, simulated: bool, suite: str | None, as_json: bool, directory: Path
 ) -> None:

@@ -255,3 +255,11 @@ def test_a_process_whose_name_is_no_text_can_be_looked_at(tmp_path: Path) -> Non
             assert process.pid in with_descendants([process.pid])
         finally:
             process.kill()
+
+
+def test_no_default_is_in_a_directory_where_anybody_may_be_first() -> None:
+    """Testbeds start as root: who makes a directory of a known name in /tmp beforehand could at least keep them out."""
+    package = Path(configuration.__file__).resolve().parents[2]
+    assert [path for path in package.rglob("*.py") if '"/tmp/' in path.read_text()] == []
+    for name in ("testbed", "demo", "replay", "scenarios", "chaos"):
+        Layout(Path(f"/var/lib/gpushare-{name}")).check()  # short enough for Unix sockets

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=24.0, help="no fault begins later")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="no fault at all, for so long")
     parser.add_argument("--slurm", choices=list(SUITES), default="trixie")
-    parser.add_argument("--dir", type=Path, default=Path("/tmp/gpushare-chaos"))
+    parser.add_argument("--dir", type=Path, default=Path("/var/lib/gpushare-chaos"))
     parser.add_argument("--out", type=Path, default=Path("out/chaos.json"))
     options = parser.parse_args(arguments)
     testbed = Testbed(options.dir, progress=lambda text: print(f"  {text}", flush=True))
