@@ -67,6 +67,39 @@ takes_part() {
   [[ ${SLURM_JOB_COMMENT:-} == *[gG][pP][uU][sS][hH][aA][rR][eE][:=]* ]]
 }
 
+# So many samplers may look for their jobs' GPUs at once: enough for jobs that start just after slurmctld. More would
+# only be a user's, whose CPU jobs have our word in their comments.
+SEARCHING_MOST=8
+
+# Whether a further one may look. A sampler looks as long as no GPU is registered for its job.
+may_search() {
+  local file found start registered=' ' searching=0
+  for file in "$gs_node_dir"/gpus/*/*; do registered+="${file##*/} "; done
+  for file in "$gs_node_dir"/jobs/*; do
+    [[ $registered == *" ${file##*/} "* ]] && continue
+    read -r found start _ <"$file" && gs_is_process "$found" "$start" && searching=$((searching + 1))
+  done
+  ((searching < SEARCHING_MOST))
+}
+
+run_sampler() {
+  start_sampler && echo "$pid ${gs_stat[GS_START]}" >"$pid_file"
+}
+
+# One after the other, so that jobs that start at once count each other.
+run_searching_sampler() {
+  local lock=$gs_node_dir/search.lock
+  gs_private_lock "$lock"
+  {
+    if flock -w 2 9 && may_search; then
+      run_sampler
+    else
+      printf '%(%Y-%m-%dT%H:%M:%S)T prolog[%s] job %s: not measured: Slurm names no GPU of it, and %s samplers look for theirs already\n' \
+        -1 "$$" "$gs_job" "$SEARCHING_MOST" >>"$gs_node_dir/sampler.log"
+    fi
+  } 9>"$lock"
+}
+
 main() {
   local pid_file pid start gpu
   gs_read_conf # with a mistake in it and no earlier copy: the sampler says in its log what the mistake is
@@ -89,8 +122,7 @@ main() {
   # The task prolog, which is told no comment, must know it too.
   takes_part && : >"$gs_node_dir/tokens/$gs_job"
   find_python
-  start_sampler || return
-  echo "$pid ${gs_stat[GS_START]}" >"$pid_file"
+  if ((${#gs_gpus[@]})); then run_sampler; else run_searching_sampler; fi
 }
 
 main 2>/dev/null

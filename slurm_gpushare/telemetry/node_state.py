@@ -5,6 +5,7 @@
     nodes/NODE/epoch/JOB     GPUSHARE_EPOCH_FILE: a null device that the job's user may touch, and no more
     nodes/NODE/tokens/JOB    the job carries a token
     nodes/NODE/holds         the epilogs' holds of the last minute: begin, end (ms), helper's beat, answered or not, job
+    nodes/NODE/search.lock   held while a prolog counts the samplers that look for their jobs' GPUs
     nodes/NODE/sampler.log   what the samplers had to say
 
 By node, since several slurmd may run on one machine.
