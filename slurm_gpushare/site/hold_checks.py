@@ -15,6 +15,8 @@ from slurm_gpushare.slurm.configuration import completing_stops_everybody, slurm
 from slurm_gpushare.telemetry.spool import hold_dir
 from slurm_gpushare.users import user_name
 
+OLD_S = 120.0
+"""The helper writes its beat every half minute at the least, also while nobody waits."""
 _OFF = "EpilogHold=0: Slurm may start the next job on a whole card before the helper has looked"
 
 
@@ -82,8 +84,17 @@ def hold_board(config: Config) -> Iterator[Finding]:
             f"Run: chown {config.slurm_user} {board}; chmod 755 {board}",
         )
         return
-    until_s = int(words[1]) / 1000.0 if len(words) > 1 and words[1].isdecimal() else 0.0
-    state = "somebody waits for a card" if until_s > time.time() else "nobody waits for a card now"
+    beat_s, until_s = (int(word) / 1000.0 if word.isdecimal() else 0.0 for word in (*words, "", "")[:2])
+    now_s = time.time()
+    if now_s - beat_s > OLD_S:
+        since = time.strftime("since %Y-%m-%d %H:%M:%S", time.localtime(beat_s)) if beat_s else "since it was stopped"
+        yield warned(
+            "hold-board",
+            f"{board / 'helper'}: the helper has not written {since}: no card is held",
+            "Is 'gpushare backfill' running? Is SpoolDir the same file system here as there, and not stale?",
+        )
+        return
+    state = "somebody waits for a card" if until_s > now_s else "nobody waits for a card now"
     yield passed("hold-board", f"{state}{_last_minute(config)}")
 
 

@@ -230,6 +230,19 @@ class TestAnswer:
         assert scene.slurm.changed == (["9"] if quick else [])
 
 
+def test_the_board_has_a_beat_also_while_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then, not each time: whoever looks at the board from a node sees that the helper lives."""
+    scene, now_s = Scene(tmp_path, []), time.time()
+    beats = []
+    for after_s in (0, 2, 28, 31, 33, 62):
+        monkeypatch.setattr(time, "time", lambda after_s=after_s: now_s + after_s)
+        scene.answerer.publish()
+        beat, until, _ = (scene.config.spool_dir / "hold" / "helper").read_text().split()
+        beats.append(round(int(beat) / 1000 - now_s))
+        assert until == "0", "no epilog holds for it"
+    assert beats == [0, 0, 0, 31, 31, 62]
+
+
 def test_complete_wait_stops_everybody_unless_told_otherwise() -> None:
     assert completing_stops_everybody({"CompleteWait": "30 sec"})
     assert not completing_stops_everybody({"CompleteWait": "0 sec"})

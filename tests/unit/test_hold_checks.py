@@ -97,15 +97,27 @@ class TestOnANode:
         board = Board(config.spool_dir)
         board.open()
         now_ms = round(1000 * time.time())
-        board.publish(1, now_ms + 5000)
+        board.publish(now_ms, now_ms + 5000)
         assert self.found(config).found == "somebody waits for a card"
         (config.state_dir / "nodes" / "n0").mkdir(parents=True)
         (config.state_dir / "nodes" / "n0" / "holds").write_text(
             f"{now_ms - 900} {now_ms - 400} 1 1 7\n{now_ms - 90_000} {now_ms - 89_000} 1 0 6\n"
         )
         assert "1 holds of 0.5 s in all, 1 answered" in self.found(config).found
-        board.publish(2, 0)
+        board.publish(now_ms, 0)
         assert self.found(config).found.startswith("nobody waits")
+
+    @pytest.mark.parametrize(("age_s", "said"), [(3600.0, "since 20"), (None, "since it was stopped")])
+    def test_a_board_that_no_helper_writes_to_any_more_is_named(
+        self, config: Config, age_s: float | None, said: str
+    ) -> None:
+        """The helper is dead, or this node sees an old file."""
+        board = Board(config.spool_dir)
+        board.open()
+        board.publish(0 if age_s is None else round(1000 * (time.time() - age_s)), 0)
+        finding = self.found(config)
+        assert finding.level is Level.WARN
+        assert f"the helper has not written {said}" in finding.found
 
     def test_a_board_that_others_can_write_is_a_failure(self, config: Config) -> None:
         board = Board(config.spool_dir)

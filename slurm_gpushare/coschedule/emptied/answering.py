@@ -28,6 +28,8 @@ from slurm_gpushare.slurm.queue import Job
 
 BEAT_S = 2.0
 """How often the nodes are told that we live and that somebody waits."""
+IDLE_BEAT_S = 30.0
+"""How often while nobody waits: only 'gpushare doctor' reads it then (`site/hold_checks.py`)."""
 BELIEVED_S = 10.0
 """How long they believe it."""
 TRIES = 4
@@ -68,6 +70,7 @@ class Answerer:
         self._stop = False
         self._took_s = 0.0
         self._published_ms = -1
+        self._beat_ms = 0
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
 
     def start(self) -> None:
@@ -90,11 +93,11 @@ class Answerer:
             taken_s = helper.recent.taken_s
             known = taken_s is not None and time.monotonic() - taken_s < self._oldest_s
             until_ms = now_ms + round(1000 * BELIEVED_S) if known and helper.somebody_waits else 0
-            if until_ms or self._published_ms:
+            if until_ms or self._published_ms or now_ms - self._beat_ms >= 1000 * IDLE_BEAT_S:
                 shared = [node for node in helper.recent.nodes.values() if helper.shares(node)]
                 self._board.expect(node.name for node in shared)
                 self._board.publish(now_ms, until_ms, [node.name for node in shared if not node.usable])
-                self._published_ms = until_ms
+                self._published_ms, self._beat_ms = until_ms, now_ms
 
     def _run(self) -> None:
         beaten_s = time.monotonic()

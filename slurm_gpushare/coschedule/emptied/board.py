@@ -1,7 +1,8 @@
 """What the helper tells the nodes, in files of the spool's file system that only SlurmUser can write.
 
-``SpoolDir/hold/helper`` has one line: the helper's beat (it grows while the helper lives), the unix time in
-milliseconds until which a hold is wanted, and the nodes that are not to hold, separated by commas.
+``SpoolDir/hold/helper`` has one line: the helper's beat (when it was written, in milliseconds of unix time; it grows
+while the helper lives, and is 0 once it has stopped), the time until which a hold is wanted (0: nobody waits), and the
+nodes that are not to hold, separated by commas.
 ``SpoolDir/hold/answers/NODE`` has the ids of the jobs on that node whose end the helper has looked at lately.
 ``prolog/hold.sh`` reads both.
 
