@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from slurm_gpushare.simulate.exclusive import Policy
 from slurm_gpushare.simulate.workload import SimulatedJobs
@@ -14,8 +15,15 @@ from slurm_gpushare.simulate.world import SAME_INSTANT_S, World
 def run(
     work: SimulatedJobs, policy: Policy, progress: Callable[[int], None] | None = None, world: World | None = None
 ) -> World:
-    """Simulate until the last job ends; `progress` is told of each batch of jobs that ended."""
-    world = world or World(work)
+    """Simulate until the last job ends; `progress` is told of each batch of jobs that ended.
+
+    On one thread: sums of several threads differ in their last digit, and a choice that hangs on it changes the run.
+    """
+    with threadpool_limits(1):
+        return _run(work, policy, progress, world or World(work))
+
+
+def _run(work: SimulatedJobs, policy: Policy, progress: Callable[[int], None] | None, world: World) -> World:
     submit_s = work.submit_s.tolist()
     arrived = ended = 0
     while ended < work.jobs:
