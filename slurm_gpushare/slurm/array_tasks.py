@@ -16,7 +16,7 @@ def expand_tasks(expression: str) -> tuple[int, ...]:
         if found is None:
             raise ValueError(f"'{expression}' names no array tasks")
         first, last, step = found.groups()
-        if int(last or first) - int(first) > _MOST or int(step or 1) == 0:
+        if int(last or first) - int(first) + len(tasks) > _MOST or int(step or 1) == 0:
             raise ValueError(f"'{expression[:60]}' names too many array tasks")
         tasks.extend(range(int(first), int(last or first) + 1, int(step or 1)))
     return tuple(tasks)

@@ -113,6 +113,12 @@ def test_array_tasks_are_told_apart_whatever_their_steps(tasks: set[int]) -> Non
         assert expand_tasks(f"[{ordered[0]}-{last}:{step}%3]") == tuple(range(ordered[0], last + 1, step))
 
 
+def test_no_list_of_array_tasks_takes_the_memory_of_the_machine() -> None:
+    """Each range is one that Slurm could have; all of them together are not."""
+    with pytest.raises(ValueError, match="too many"):
+        expand_tasks(",".join(["0-4000000"] * 1000))
+
+
 @given(st.text("gpu0123456789[]-,", max_size=20))
 @example("n[1-99999999999]")
 def test_no_host_list_takes_the_memory_of_the_machine(expression: str) -> None:
