@@ -13,7 +13,7 @@ from types import FrameType
 
 from slurm_gpushare.config import Config, load_config
 from slurm_gpushare.coschedule import log
-from slurm_gpushare.coschedule.emptied.answering import Answerer
+from slurm_gpushare.coschedule.answering import Answerer
 from slurm_gpushare.coschedule.lock import Lock
 from slurm_gpushare.coschedule.pairs.site_knowledge import SiteKnowledge
 from slurm_gpushare.coschedule.publishing import Publisher

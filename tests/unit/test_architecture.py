@@ -27,7 +27,18 @@ MAY_ALSO_IMPORT = {
 
 ROOMS = {
     # From the ground up: a room or module may use those before it; what is not named stands on top of all.
-    "coschedule": (("log", "policy_settings"), ("durations",), ("view",), ("planning",), ("acting",), ("pairs",)),
+    "coschedule": (
+        ("lock", "log", "policy_settings", "record_intake", "wakeup"),
+        ("durations",),
+        ("view",),
+        ("planning",),
+        ("acting", "wait_reasons"),
+        ("pairs",),
+        ("emptied",),
+        ("tick",),
+        ("answering", "publishing"),
+        ("daemon",),
+    ),
     "testbed": (("emulator",), ("slurm", "job"), ("experiment",), ("chaos",)),
     "report": (
         ("charts", "cpu_advice", "distribution", "known_history", "roles", "slow_down", "task_decisions", "words"),
@@ -90,6 +101,11 @@ def test_rooms_use_only_rooms_below_them(package: str) -> None:
             assert room(package, other) < room(package, own) or room(package, own) == len(ROOMS[package]), (
                 f"{path.relative_to(PACKAGE)} uses {other}"
             )
+
+
+def test_every_part_of_coschedule_has_its_place() -> None:
+    parts = {path.stem for path in (PACKAGE / "coschedule").iterdir() if not path.name.startswith("_")}
+    assert parts == {name for names in ROOMS["coschedule"] for name in names}
 
 
 def test_every_class_has_a_name_of_its_own() -> None:

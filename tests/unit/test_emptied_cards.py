@@ -13,7 +13,7 @@ from slurm_things import TOKEN_A, TOKEN_B, job, node, running
 from slurm_gpushare.config import Config, parse_config
 from slurm_gpushare.coschedule import tick
 from slurm_gpushare.coschedule.acting.changes import Change
-from slurm_gpushare.coschedule.emptied.answering import Answerer
+from slurm_gpushare.coschedule.answering import Answerer
 from slurm_gpushare.coschedule.emptied.contest import Contest
 from slurm_gpushare.coschedule.emptied.ended_jobs import EndedJob
 from slurm_gpushare.coschedule.emptied.recent_view import as_changed

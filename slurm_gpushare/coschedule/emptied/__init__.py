@@ -1,1 +1,1 @@
-"""Cards that have just become empty: hear of it at once, decide who gets the card, tell the node to let go."""
+"""Cards that have just become empty: hear of it, know what is known, tell the node to let go. See `answering`."""
