@@ -55,7 +55,9 @@ def job_lines(
 
 
 def _unmeasured(facts: JobFacts) -> str:
-    return "not measured yet" if facts.job.tag is not None and facts.job.end_s is None else "not measured"
+    if facts.job.tag is None:
+        return "it takes no part with a token, so nothing is kept of it"
+    return "not measured yet" if facts.job.end_s is None else "not measured"
 
 
 def _taking_part(facts: JobFacts) -> Iterator[str]:

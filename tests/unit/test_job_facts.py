@@ -180,7 +180,15 @@ def test_a_stay_that_lasts_is_told_with_what_was_measured_last() -> None:
 def test_not_measured_yet_is_not_never_measured() -> None:
     assert "not measured yet" in text(facts())
     assert "not measured yet" not in text(facts(known(state="COMPLETED", end_s=NOW)))
-    assert "not measured yet" not in text(facts(known(""))), "nobody measures it"
+
+
+def test_a_job_without_a_token_is_told_why_nothing_is_known_of_it() -> None:
+    """It is sampled like any other on a shared partition, and its record is dropped."""
+    for state in ({}, {"state": "COMPLETED", "end_s": NOW}):
+        said = text(facts(known("", **state)))
+        assert "GPU busy       ---  it takes no part with a token, so nothing is kept of it" in said
+        assert "not measured" not in said
+    assert "nothing is kept" not in text(facts())
 
 
 def test_lines_hold_80_columns() -> None:
