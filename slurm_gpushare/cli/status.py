@@ -35,7 +35,7 @@ GPU_FIELDS: dict[str, tuple[Column, Callable[[GpuLine], Cell]]] = {
     "model": (Column("MODEL"), lambda line: line.model),
     "state": (Column("STATE"), lambda line: line.state),
     "shards": (right("SHARDS"), lambda line: f"{line.shards_used}/{line.shards_total}"),
-    "jobs": (Column("JOBS"), lambda line: _each([t.job_id + ("*" if t.coming else "") for t in line.occupants])),
+    "jobs": (Column("JOBS"), lambda line: _each([t.key + ("*" if t.coming else "") for t in line.occupants])),
     "clusters": (Column("CLUSTER"), lambda line: _each([t.cluster for t in line.occupants])),
     "util": (right("UTIL%", ".0f"), lambda line: line.gpu_util_pct),
     "mem": (right("MEM%", ".0f"), lambda line: line.mem_used_pct),
@@ -51,7 +51,7 @@ def _why(job: TaggedJob) -> Cell:
 
 
 JOB_FIELDS: dict[str, tuple[Column, Callable[[TaggedJob], Cell]]] = {
-    "jobid": (Column("JOBID"), lambda job: job.job_id),
+    "jobid": (Column("JOBID"), lambda job: job.key),
     "user": (Column("USER"), lambda job: user_name(job.uid)[:8]),
     "name": (Column("NAME"), lambda job: None),  # of the caller's own jobs alone: see `jobs --me`
     "partition": (Column("PARTITION"), lambda job: job.partition),
@@ -130,7 +130,13 @@ def _tell_unknown(figures: Source, quiet: bool) -> None:
 
 def _as_json(line: GpuLine) -> dict[str, object]:
     derived = {"state": line.state, "gpu_util_pct": line.gpu_util_pct, "mem_used_pct": line.mem_used_pct}
-    return asdict(line) | derived
+    occupants = [_key_as_job_id(asdict(occupant)) for occupant in line.occupants]
+    return asdict(line) | derived | {"occupants": occupants}
+
+
+def _key_as_job_id(fields: dict[str, object]) -> dict[str, object]:
+    """What Slurm's users call a job's key."""
+    return {"job_id" if name == "key" else name: value for name, value in fields.items()}
 
 
 def _summary(lines: Sequence[GpuLine]) -> str:
@@ -187,12 +193,12 @@ def jobs(
     ]
     own_names = slurm.own_job_names() if me and ("name" in chosen or as_json) else {}
     if as_json:
-        echo_json([asdict(job) | ({"name": own_names.get(job.job_id)} if me else {}) for job in found])
+        echo_json([_key_as_job_id(asdict(job)) | ({"name": own_names.get(job.key)} if me else {}) for job in found])
         return
     columns = [JOB_FIELDS[name] for name in chosen]
     if "name" in chosen:
         width = None if parsable2 else _NAME_WIDTH
-        columns[chosen.index("name")] = (Column("NAME"), lambda job: own_names.get(job.job_id, "")[:width])
+        columns[chosen.index("name")] = (Column("NAME"), lambda job: own_names.get(job.key, "")[:width])
     rows = [[value(job) for _, value in columns] for job in found]
     if rows or not noheader:
         click.echo(table([c for c, _ in columns], rows, header=not noheader, delimiter="|" if parsable2 else None))

@@ -53,7 +53,7 @@ NOTHING_LIVE = LiveFigures({}, {})
 class OccupantLine:
     """A job on a GPU."""
 
-    job_id: str
+    key: str
     cluster: int | None
     whole: bool
     coming: bool
@@ -105,7 +105,7 @@ def _total(values: Iterable[float | None], most: float) -> float | None:
 def _occupant_line(share: CardShare, coming: bool, live: LiveFigures) -> OccupantLine:
     job = share.job
     return OccupantLine(
-        job_id=job.key,
+        key=job.key,
         cluster=job.tag.cluster if job.tag else None,
         whole=share.whole,
         coming=coming,
@@ -148,7 +148,7 @@ def gpu_lines(
 class TaggedJob:
     """A job that takes part."""
 
-    job_id: str
+    key: str
     uid: int
     partition: str
     state: str
@@ -189,7 +189,7 @@ def tagged_jobs(
         waiting = told if told and (job.pending or job.paused) else None  # the helper may have spoken before it started
         found.append(
             TaggedJob(
-                job_id=job.key,
+                key=job.key,
                 uid=job.uid,
                 partition=",".join(job.partitions),
                 state=job.state,

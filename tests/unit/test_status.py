@@ -6,7 +6,7 @@ import sys
 from slurm_things import TOKEN_A, job, node, running
 
 from slurm_gpushare.cli.output import wrapped
-from slurm_gpushare.cli.status import _notes
+from slurm_gpushare.cli.status import _as_json, _notes
 from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.report.status import NOTHING_LIVE, Activity, Cost, GpuLine, LiveFigures, gpu_lines, tagged_jobs
 
@@ -24,8 +24,14 @@ def lines(live: LiveFigures = NOTHING_LIVE, used: str = SHARED) -> list[GpuLine]
 def test_a_line_a_gpu_with_its_jobs_in_order_of_arrival() -> None:
     shared, idle = lines()
     assert (shared.state, idle.state) == ("shared", "idle")
-    assert [(occupant.job_id, occupant.cluster) for occupant in shared.occupants] == [("1", 1), ("2", None)]
+    assert [(occupant.key, occupant.cluster) for occupant in shared.occupants] == [("1", 1), ("2", None)]
     assert (shared.shards_used, shared.shards_total, shared.model) == (2, 2, "v100")
+
+
+def test_json_calls_a_key_what_slurms_users_call_it() -> None:
+    first, second = _as_json(lines()[0])["occupants"]  # type: ignore[misc]
+    assert (first["job_id"], second["job_id"]) == ("1", "2")
+    assert "key" not in first
 
 
 def test_without_telemetry_utilisation_is_unknown_not_zero() -> None:
@@ -51,7 +57,7 @@ def test_a_job_knows_its_place_and_its_partner() -> None:
     stranger = running("4", "n0", "gres/gpu:1")
     queue = [first, second, waiting, stranger]
     found = tagged_jobs(queue, occupancy([node(used=SHARED)], queue))
-    assert [(entry.job_id, entry.card, entry.partners) for entry in found] == [
+    assert [(entry.key, entry.card, entry.partners) for entry in found] == [
         ("1", "n0:0", ("2",)),
         ("2", "n0:0", ("1",)),
         ("3", None, ()),
