@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, dist, log, sqrt
 from statistics import fmean, median
 from typing import Any
@@ -18,8 +18,8 @@ from slurm_gpushare.store.chunks import chunks, delete_in, select_in
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
 from slurm_gpushare.store.conduct import marks, measured
 from slurm_gpushare.store.counters import next_change
-from slurm_gpushare.store.database import insert_many
-from slurm_gpushare.store.workloads import LOG_DURATION, touch
+from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.workloads import LOG_DURATION, Profile, touch
 
 _Key = tuple[str, str]  # token, GPU model
 
@@ -110,6 +110,19 @@ def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Settled:
     _save_memory(connection, {key: s for key, s in states.items() if s.memory_grew and not s.changed})
     result.counts.update("counted" if v["b_generation"] else "kept" for v in verdicts)
     return result
+
+
+def by_nodes(database: Database, profiles: Sequence[Profile]) -> list[Profile]:
+    """The profiles with the features that nodes alone have measured; without runs in the store they are as they are."""
+    found: list[Profile] = []
+    with database.read() as connection:
+        for chunk in chunks(profiles):
+            states = _load(connection, {(profile.token, profile.gpu_model) for profile in chunk})
+            for profile in chunk:
+                vouched = states[profile.token, profile.gpu_model].vouched()
+                features = combine([run.features for run in vouched]).features if vouched else profile.features
+                found.append(replace(profile, features=features))
+    return found
 
 
 def uncount(connection: Connection, run_ids: Collection[int]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from store_helpers import ALICE, Site, record, token
+from store_helpers import ALICE, Site, command_record, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.model import model
@@ -17,6 +17,7 @@ from slurm_gpushare.coschedule.pairs.cluster_tags import assign_new, in_force, r
 from slurm_gpushare.coschedule.pairs.learner import Learner
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.shipped import default_kb
+from slurm_gpushare.store.refine import by_nodes
 from slurm_gpushare.store.sharing import Observation, Span
 from slurm_gpushare.telemetry.record import Neighbour, Period, Stat
 from slurm_gpushare.tokens import OwnedToken
@@ -63,6 +64,24 @@ def test_refit_tags_all_and_keeps_numbers(site: Site) -> None:
     assert {profile.cluster for profile in site.store.profiles.all()} == {0, 1, 2}
     assert cluster(site, token(11)) == light == 0
     assert cluster(site, token(10)) == 2
+
+
+def test_what_clusters_are_is_said_by_nodes_alone(site: Site) -> None:
+    """Users' own records have moved every profile a little: the model is as it would be without them."""
+    tokens = {token(n): 5.0 + 9.0 * (n % 11) for n in range(1, 34)}
+    profiled(site, tokens)
+    before = {profile.token: profile.features["mgup"] for profile in site.store.profiles.all()}
+    for job, name in enumerate(tokens, start=101):
+        site.tags[job] = OwnedToken(None, ALICE)
+        site.take(command_record(job, name, util=tokens[name] + 4.0, mem_pct=tokens[name] / 2), uid=ALICE)
+    after = {profile.token: profile.features["mgup"] for profile in site.store.profiles.all()}
+    assert sum(after[name] > before[name] for name in tokens) > 20
+    nodes = by_nodes(site.store.database, list(site.store.profiles.all()))
+    assert {profile.token: profile.features["mgup"] for profile in nodes} == before
+    model = refit(site.store, "V100", k=3).model
+    mgup = model.features.index("mgup")
+    weights = np.array(model.sizes) / sum(model.sizes)
+    assert weights @ model.centroids[:, mgup] == pytest.approx(np.mean(list(before.values())), abs=0.01)
 
 
 def test_telemetry_is_believed_until_something_is_seen(site: Site) -> None:

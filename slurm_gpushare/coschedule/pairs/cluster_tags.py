@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
 from slurm_gpushare.knowledge.shipped import default_model
+from slurm_gpushare.store.refine import by_nodes
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.workloads import Assignment, Profile
 
@@ -72,7 +73,8 @@ def refit(store: Store, gpu_model: str, k: int | None = None, enough: int = ENOU
     """Fit a model on the store's own profiles and re-tag them, in one transaction; cluster numbers stay."""
     current = in_force(store, gpu_model)
     profiles = list(store.profiles.all(gpu_model))
-    values = feature_values(current.model.features, profiles)
+    # Users' own records may refine a profile of theirs; what a cluster is, nodes alone say.
+    values = feature_values(current.model.features, by_nodes(store.database, profiles))
     usable = ~np.isnan(values).any(axis=1) if profiles else np.zeros(0, dtype=bool)
     complete = values[usable]
     if len(complete) < enough:
