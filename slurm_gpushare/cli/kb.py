@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_gpushare.cli.checks import check_directory
+from slurm_gpushare.cli.checks import check_directory, check_picture
 from slurm_gpushare.cli.kb_pairs import MODEL, bans, import_pairs, learn, measure, models_of
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import echo_models, right, table
@@ -118,7 +118,7 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
 @click.option("--kb", "kb_file", type=FILE, help="Only this knowledge base, from a file.")
 @click.option("--shipped", is_flag=True, help="Only the shipped knowledge base.")
 @click.option("--gpu-model", help="Of which GPU model; default: all of gpushare.conf.")
-@click.option("--plot", type=FILE, help="Also draw the two matrices to this PNG file.")
+@click.option("--plot", type=FILE, help="Also draw the two matrices there (.png, .svg, .pdf).")
 @JSON
 def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, plot: Path | None, as_json: bool) -> None:
     """Print how clusters slow each other (ISD) and what packing them saves (PS).
@@ -130,6 +130,7 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, plot: Path 
     from slurm_gpushare.knowledge.kb import KnowledgeBase
     from slurm_gpushare.knowledge.shipped import default_kb
 
+    check_picture("--plot", plot)
     if kb_file or shipped:
         base = KnowledgeBase.load(kb_file) if kb_file else default_kb()
         figures = [of_base(base)]

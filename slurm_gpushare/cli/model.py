@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from slurm_gpushare.cli.checks import check_picture
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import Column, echo_models, right, table
 from slurm_gpushare.config import DEFAULTS, load_config
@@ -60,7 +61,7 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
 
 @model.command("show")
 @click.option("--model", "model_file", type=FILE, help="A model.json; the one in force unless given.")
-@click.option("--plot", type=FILE, help="Also draw the store's profiles and the centroids to this PNG file.")
+@click.option("--plot", type=FILE, help="Also draw the store's profiles and the centroids there (.png, .svg, .pdf).")
 @JSON
 @_GPU
 def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: str | None) -> None:
@@ -71,6 +72,7 @@ def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: s
     from slurm_gpushare.coschedule.pairs.cluster_tags import InForce, feature_values, in_force
     from slurm_gpushare.knowledge.shipped import default_model
 
+    check_picture("--plot", plot)
     config = DEFAULTS if model_file else config_or_defaults()
     store = None if model_file else readable_store(config)
     wanted = _wanted(gpu_model, config, store)

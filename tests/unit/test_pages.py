@@ -53,6 +53,14 @@ def test_a_directory_that_cannot_be_written_to_is_told_before_any_work(
     assert not (tmp_path / "bed").exists()
 
 
+@pytest.mark.parametrize("command", [["kb", "show", "--shipped"], ["model", "show"]])
+def test_a_plot_of_no_known_kind_is_a_mistake(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--plot", "x.txt"])
+    assert stop.value.code == 2
+    assert "--plot x.txt: no kind of picture" in capsys.readouterr().err
+
+
 def test_a_page_may_go_to_a_pipe() -> None:
     write_page(Path("/dev/null"), "nobody reads this")
     assert not Path("/dev/null").is_file()
