@@ -9,8 +9,8 @@ from helper_kit import TOKENS, Site
 from telemetry_bed import configure, endless, node_dir, workload
 
 from slurm_gpushare.coschedule.daemon import Daemon
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY
-from slurm_gpushare.coschedule.pairs.measuring import MIN_SAMPLES, Tally
+from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ENOUGH
+from slurm_gpushare.coschedule.pairs.measuring import Tally
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
 from slurm_gpushare.slurm.gres import type_index
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
@@ -80,7 +80,7 @@ def test_a_pairing_of_a_few_seconds_teaches_by_the_final_records_of_both(site: S
     # The one interim record that a sampler may have written tells that its job's memory grew, at the job's start.
     written = site.store.live.of_jobs({int(resident), int(guest)}).values()
     samples = [Tally.of(ACTIVITY, record.shared).n for record in written]
-    assert all(number < MIN_SAMPLES for number in samples), "too little of the pair to learn from"
+    assert all(number < ENOUGH for number in samples), "too little of the pair to learn from"
     site.testbed.run(["scancel", resident])
 
     def learned() -> bool:
