@@ -118,7 +118,7 @@ def _fill(url: str, count: int) -> list[str]:
         file.execute("PRAGMA synchronous=OFF")
         file.executemany("INSERT INTO workload VALUES (?, 1000, 1, 0, 1)", ((token,) for token in tokens))
         file.executemany(
-            "INSERT INTO profile VALUES (?, 'V100', 1, 3, 4000, 16384, 600, ?, '{}', 1, 1, 0, NULL, 1)",
+            "INSERT INTO profile VALUES (?, 'V100', 1, 3, 4000, 16384, 600, ?, '{}', 1, 0, 1)",
             ((token, features) for token in tokens),
         )
         file.execute("INSERT INTO counter VALUES ('change_seq', 1)")
@@ -165,5 +165,5 @@ def _look_up(folder: Path) -> dict[str, float]:
 
 
 def _one_change(store: Store, hook: HookFile, token: str) -> None:
-    store.profiles.assign([Assignment(token, "V100", 2)], 2)
+    store.profiles.assign([Assignment(token, "V100", 2)])
     hook.sync(store)

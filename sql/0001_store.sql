@@ -24,7 +24,9 @@ CREATE TABLE IF NOT EXISTS profile (
     features LONGTEXT NOT NULL,                -- JSON object of numbers
     scatter LONGTEXT NOT NULL,                 -- JSON object of numbers
     cluster INTEGER,
+    model_version INTEGER,
     needs_cluster SMALLINT NOT NULL,
+    restarted_s BIGINT,                        -- when this generation began, if it is not the first
     updated_s BIGINT NOT NULL,
     PRIMARY KEY (token, gpu_model)
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
@@ -137,6 +139,7 @@ CREATE TABLE IF NOT EXISTS decision (
     gpu_index INTEGER,
     partner_job BIGINT,
     rate DOUBLE,                               -- predicted, of this job beside the partner
+    partner_rate DOUBLE,                       -- predicted, of the partner beside this job
     reasons LONGTEXT NOT NULL                  -- JSON
 ) /*! ENGINE=InnoDB DEFAULT CHARACTER SET ascii COLLATE ascii_bin */;
 CREATE INDEX IF NOT EXISTS decision_job ON decision (job_id, id);
@@ -164,8 +167,8 @@ CREATE INDEX IF NOT EXISTS sharing_guest ON sharing (guest_job);
 CREATE INDEX IF NOT EXISTS sharing_start ON sharing (start_s);
 CREATE INDEX IF NOT EXISTS sharing_end ON sharing (end_s);
 
--- Tokens that slowed each other past what was promised: kept apart until the ban fades. token_a <= token_b.
-CREATE TABLE IF NOT EXISTS ban (
+-- Tokens that slowed each other past what was promised: never again on one card. token_a <= token_b.
+CREATE TABLE IF NOT EXISTS never_pair (
     token_a VARCHAR(40) NOT NULL,
     token_b VARCHAR(40) NOT NULL,
     at_s BIGINT NOT NULL,

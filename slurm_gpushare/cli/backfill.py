@@ -69,7 +69,7 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
             click.echo(f"the helper is alive: its last sign was {age_s:.0f} s ago")
         return
     wanted = check_job_ids([jobs] if jobs else [])
-    slurm = connect()
+    slurm = connect(patient=True)
     found, now_s = slurm.jobs(wanted), time.time()
     # Paused jobs first: one that is released may start at once, on the CPUs of a suspended job.
     told = [("resume", applied) for applied in resume_all(slurm, found, now_s, dry_run)]

@@ -29,7 +29,7 @@ def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
     from slurm_gpushare.slurm.interface import connect
 
     jobs = tuple(check_job_ids(jobs))
-    slurm = connect()
+    slurm = connect(patient=True)
     pending = [job for job in slurm.jobs(jobs) if job.pending]
     found = {job.key: job for job in pending}
     known = {name for job in pending for name in (job.key, str(job.raw_id), str(job.array_id))}

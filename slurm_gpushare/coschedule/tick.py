@@ -255,10 +255,22 @@ class Helper:
             return
         self._comments_s = view.now_s
         comments = self._slurm.comments()
-        for job, change in withdrawals(measured, comments):
+        if not self._withdraw(withdrawals(measured, comments), view, report):
+            self._comments_s -= COMMENTS_EVERY_S  # the rest at the next look
+        self._adopt(missed, comments, view, report)
+
+    def _withdraw(self, found: Sequence[tuple[Job, Change]], view: View, report: TickReport) -> bool:
+        """Take tags off, a bounded number: an array's owner can ask for thousands at once. Whether these were all."""
+        some = found[:LEASES_A_TICK]
+        self._read_again(job.key for job, _ in some)
+        until_s = time.monotonic() + LEASES_S
+        for job, change in some:
+            if time.monotonic() > until_s:
+                self._fresh.clear()  # would be old by the next change
+                return False
             if self._apply(job, change, "opt-out", report).outcome is Outcome.DONE:
                 self._decisions.append(explain.noted(job, "opted-out", view.now_s))
-        self._adopt(missed, comments, view, report)
+        return len(some) == len(found)
 
     def _adopt(self, missed: Sequence[Job], comments: Mapping[str, str], view: View, report: TickReport) -> None:
         """Tag jobs that the hook missed."""

@@ -22,7 +22,7 @@ from slurm_gpushare.slurm.configuration import (
     parse_reservations,
 )
 from slurm_gpushare.slurm.cores import parse_cores
-from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError, UpdateRefused
+from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError
 from slurm_gpushare.slurm.limits import Limit, parse_limits, sacctmgr_arguments
 from slurm_gpushare.slurm.nodes import Node, parse_nodes, sinfo_arguments
 from slurm_gpushare.slurm.queue import (
@@ -42,20 +42,24 @@ from slurm_gpushare.slurm.scontrol_session import ScontrolSession
 from slurm_gpushare.slurm.table import marked_rows, new_delimiter, time_format
 from slurm_gpushare.slurm.values import duration_s
 
-BUSY = "resource temporarily unavailable"
 BUSY_PAUSES_S = (0.1, 0.3, 1.0)
+"""Before each further try of who is patient."""
 
 
 class CommandSlurm:
     """Slurm through squeue, sinfo, sacct and scontrol. `run` is replaced only where a fault must be made.
 
-    With a `session` changes to jobs go through it.
+    With a `session` changes to jobs go through it. Who is `patient` asks a busy slurmctld again at once, not at the
+    next look.
     """
 
     name = "commands"
 
-    def __init__(self, run: Callable[..., str] = runner.run, session: ScontrolSession | None = None) -> None:
+    def __init__(
+        self, run: Callable[..., str] = runner.run, session: ScontrolSession | None = None, *, patient: bool = False
+    ) -> None:
         self._run = run
+        self._patient = patient
         self._session = session
         self._calls = 0
         self._queue = QueueReader()
@@ -154,13 +158,13 @@ class CommandSlurm:
         self._change(["scontrol", *words])
 
     def _change(self, argv: Sequence[str]) -> None:
-        """Ask for a change; a slurmctld that has no time for this job just now (seen on 26.05) is asked again."""
-        for pause_s in BUSY_PAUSES_S:
+        """Ask for a change; if patient, a slurmctld that has no time for this job just now is asked again."""
+        for pause_s in BUSY_PAUSES_S if self._patient else ():
             try:
                 self._ask(argv)
                 return
-            except UpdateRefused as why:
-                if BUSY not in str(why).lower():
+            except JobMovedOn as why:
+                if runner.BUSY not in str(why).lower():
                     raise
             time.sleep(pause_s)
         self._ask(argv)

@@ -85,19 +85,19 @@ class Slurm(Protocol):
         """Put a running job back into the queue."""
 
 
-def connect(backend: str = "", *, lasting: bool = False) -> Slurm:
+def connect(backend: str = "", *, lasting: bool = False, patient: bool = False) -> Slurm:
     """The backend that ``GPUSHARE_SLURM_BACKEND`` names, else `backend` (gpushare.conf's Backend), else the commands.
 
     ``auto`` takes pyslurm where it fits the Slurm in use: libslurm's interface changes with every release, so a
     pyslurm of another release would read garbage. `lasting`: for a process that changes many jobs, and keeps an
-    scontrol open for it.
+    scontrol open for it. `patient`: for one that looks once, and so asks a busy slurmctld again.
     """
     from slurm_gpushare.slurm.commands import CommandSlurm
     from slurm_gpushare.slurm.scontrol_session import ScontrolSession
 
     wanted = os.environ.get("GPUSHARE_SLURM_BACKEND") or backend or "commands"
     session = ScontrolSession() if lasting else None
-    commands = CommandSlurm(session=session)
+    commands = CommandSlurm(session=session, patient=patient)
     if wanted == "commands":
         return commands
     from slurm_gpushare.slurm.pyslurm_backend import PyslurmSlurm, why_not

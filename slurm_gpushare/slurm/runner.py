@@ -38,6 +38,7 @@ _NO_ACCOUNTING = (
     "slurm_persist_conn_open",
     "unable to contact slurmdbd",
 )
+BUSY = "resource temporarily unavailable"
 _MOVED_ON = (
     "invalid job id specified",
     "job is no longer pending",
@@ -47,6 +48,8 @@ _MOVED_ON = (
     "job is not running",
     "job is pending execution",
     "job requeue",
+    # slurmctld has no time for this job just now (seen on 26.05 under load): the next look tries again.
+    BUSY,
     # Of a job that has just started elsewhere: its node list can only shrink. Names come from sinfo, so they are valid.
     "invalid node name specified",
 )

@@ -71,8 +71,10 @@ class IngestSummary:
 
 @dataclass(slots=True)
 class _Patience:
-    """When to ask Slurm again about a job that it did not know: ever more rarely, to spare slurmdbd."""
+    """When to ask Slurm again about a job whose runs wait: ever more rarely, to spare slurmdbd."""
 
+    runs: int = 0
+    """More of them are a reason to ask at once."""
     next_s: float = 0.0
     wait_s: float = _FIRST_WAIT_S
 
@@ -242,24 +244,29 @@ class Ingest:
                 connection.execute(delete(i).where(*key))
             counters.add(connection, {"promoted": len(rows)})
 
+    def _is_due(self, job: int, runs: int, now_s: float) -> bool:
+        patience = self._patience.get(job)
+        return patience is None or patience.next_s <= now_s or patience.runs != runs
+
     def _settle(self, now_s: float) -> Settled:
         database = self._store.database
         jobs = waiting_jobs(database)
         if not jobs:
             self._patience.clear()
             return Settled()
-        due = [job for job in jobs if self._patience.get(job, _Patience()).next_s <= now_s][:JOBS_ASKED_A_RUN]
+        due = [job for job in jobs if self._is_due(job, jobs[job], now_s)][:JOBS_ASKED_A_RUN]
         try:
             tags = self._job_tags(due) if due else {}
         except GpushareError as why:
             log.warning("records wait: %s", why)
             tags = {}
         settled = settle(database, tags)
-        waiting = set(jobs) - tags.keys()
+        waiting = waiting_jobs(database)  # some of those that Slurm knows still wait for their node's record
         self._patience = {job: state for job, state in self._patience.items() if job in waiting}
-        for job in waiting & set(due):
+        for job in waiting.keys() & set(due):
             state = self._patience.setdefault(job, _Patience())
-            state.next_s, state.wait_s = now_s + state.wait_s, min(2 * state.wait_s, _LONGEST_WAIT_S)
+            state.runs, state.next_s = waiting[job], now_s + state.wait_s
+            state.wait_s = min(2 * state.wait_s, _LONGEST_WAIT_S)
         give_up(database, now_s - _GIVE_UP_S, now_s - _GIVE_UP_USERS_S)
         return settled
 

@@ -24,13 +24,13 @@ WAITING_OF_A_JOB = 16
 """Users' own records of one job that may wait for the node's: who writes more has the first ones dropped."""
 
 
-def waiting_jobs(database: Database) -> list[int]:
-    """Jobs of runs that wait for their tag: those that a node reported first, then users' own."""
+def waiting_jobs(database: Database) -> dict[int, int]:
+    """How many runs wait for their token, by job: those that a node reported first, then users' own."""
     r = schema.run.c
     by_node = func.max(r.by_node)
-    query = select(r.job_id).where(r.state == "waiting").group_by(r.job_id).order_by(by_node.desc(), r.job_id)
+    query = select(r.job_id, func.count()).where(r.state == "waiting").group_by(r.job_id)
     with database.read() as connection:
-        return list(connection.scalars(query))
+        return {row[0]: row[1] for row in connection.execute(query.order_by(by_node.desc(), r.job_id))}
 
 
 def settle(database: Database, tags: Mapping[int, OwnedToken]) -> Settled:
@@ -121,13 +121,13 @@ def _claimed(row: Any, tag: OwnedToken | None) -> tuple[str, int] | str | None:
 def _wait_for_their_node(
     rows: Sequence[Any], claims: Mapping[int, tuple[str, int]], tags: Mapping[int, OwnedToken]
 ) -> set[int]:
-    """Users' own runs of a job that Slurm knows under the same token and user.
+    """Users' own runs of jobs that Slurm knows under the same token and user, or has not been asked about now.
 
-    Such a job's own record may be here before the node's, which then makes the token this user's.
+    Such a job's own record may be here before the node's, which then makes the token this user's. `give_up` ends it.
     """
     of_job: dict[int, list[int]] = {}
     for row in rows:
-        if row.job_id in tags and tuple(tags[row.job_id]) == claims[row.id]:
+        if row.job_id not in tags or tuple(tags[row.job_id]) == claims[row.id]:
             of_job.setdefault(row.job_id, []).append(row.id)
     return {run_id for run_ids in of_job.values() for run_id in sorted(run_ids)[-WAITING_OF_A_JOB:]}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slurm_things import NOW, TOKEN_A, running
 
-from slurm_gpushare.coschedule.pairs.forgotten_pauses import ForgottenPauses
+from slurm_gpushare.coschedule.pairs.forgotten_pauses import SETTLE_S, ForgottenPauses
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.decisions import Decision
@@ -45,16 +45,27 @@ def pauses_of(slurm: Commands, *, paused_s: int | None = NOW - 20) -> ForgottenP
 
 
 def test_a_pause_that_slurm_knows_is_left_alone() -> None:
-    slurm = Commands(booted_s=NOW - 5)
+    slurm = Commands(booted_s=NOW - 15)
     assert pauses_of(slurm).pause_again([guest(f";p={NOW - 20}", "SUSPENDED")], NOW) == set()
     assert slurm.asked == []
 
 
 @pytest.mark.parametrize("mark", ["", f";p={NOW - 20}"], ids=["the mark is forgotten too", "the mark is there"])
 def test_a_pause_that_a_new_slurmctld_does_not_know_is_made_again(mark: str) -> None:
-    slurm = Commands(booted_s=NOW - 5)
+    slurm = Commands(booted_s=NOW - 15)
     assert pauses_of(slurm).pause_again([guest(mark)], NOW) == {7}
     assert slurm.asked == AGAIN
+
+
+def test_a_slurmctld_that_has_just_started_is_given_time() -> None:
+    """Its messages to nodes may come late, in any order."""
+    slurm = Commands(booted_s=NOW - 15)
+    pauses = pauses_of(slurm, paused_s=NOW - 20)
+    assert pauses.pause_again([guest()], NOW - 10) == set()
+    assert slurm.asked == []
+    assert pauses.pause_again([guest()], NOW) == {7}
+    assert pauses.least_s(guest(), 2.0) == SETTLE_S
+    assert pauses.least_s(running("8", "n0", "gres/shard:v100_0:1"), 2.0) == 2.0
 
 
 @pytest.mark.parametrize("mark", ["", f";p={NOW - 20}"])
@@ -65,7 +76,7 @@ def test_whom_somebody_else_let_go_on_is_not_paused_again(mark: str) -> None:
 
 
 def test_a_job_that_we_let_go_on_is_not_touched() -> None:
-    slurm = Commands(booted_s=NOW - 5)
+    slurm = Commands(booted_s=NOW - 15)
     pauses = pauses_of(slurm)
     pauses.resumed(guest())
     assert pauses.pause_again([guest()], NOW) == set()
@@ -74,7 +85,7 @@ def test_a_job_that_we_let_go_on_is_not_touched() -> None:
 
 @pytest.mark.parametrize(("kinds", "asked"), [(["paused"], AGAIN), (["paused", "resumed"], []), (["placed"], [])])
 def test_a_new_helper_knows_it_from_the_store(tmp_path: Path, kinds: list[str], asked: list[str]) -> None:
-    slurm = Commands(booted_s=NOW - 5)
+    slurm = Commands(booted_s=NOW - 15)
     pauses = pauses_of(slurm, paused_s=None)
     with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
         store.decisions.add([Decision(7, NOW - 20, kind) for kind in kinds])

@@ -26,6 +26,7 @@ from slurm_gpushare.slurm.errors import (
         ("scontrol", "Job is no longer pending execution for job 3", JobMovedOn),
         ("scontrol", "Invalid job id specified for job 99", JobMovedOn),
         ("scontrol", "Invalid node name specified for job 3", JobMovedOn),
+        ("scontrol", "Resource temporarily unavailable for job 3", JobMovedOn),
         ("scontrol", "Invalid generic resource (gres) specification for job 5", UpdateRefused),
         ("squeue", "", SlurmError),
     ],
@@ -44,6 +45,9 @@ def test_a_missing_command_and_a_silent_one_say_what_to_do() -> None:
 def test_a_users_own_settings_do_not_reach_our_commands() -> None:
     clean = runner.environment({"SQUEUE_FORMAT": "%i", "SACCT_FEDERATION": "1", "PATH": "/bin", "LC_ALL": "de_DE"})
     assert clean == {"PATH": "/bin", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
+
+
+BUSY = "Resource temporarily unavailable"
 
 
 class BusySlurm:
@@ -68,14 +72,21 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_pauses")
 def test_a_slurm_that_has_no_time_for_a_change_is_asked_again() -> None:
     slurm = BusySlurm(3)
-    commands.CommandSlurm(slurm).resume("7")
+    commands.CommandSlurm(slurm, patient=True).resume("7")
     assert slurm.asked == 4 * [["scontrol", "resume", "7"]]
 
 
 @pytest.mark.usefixtures("no_pauses")
-@pytest.mark.parametrize(("times", "words", "asked"), [(9, "Resource temporarily unavailable", 4), (9, "Denied", 1)])
-def test_a_refusal_is_not_asked_again_for_ever(times: int, words: str, asked: int) -> None:
-    slurm = BusySlurm(times, words)
+@pytest.mark.parametrize(
+    ("patient", "words", "asked"),
+    [
+        (True, "Resource temporarily unavailable", 4),
+        (True, "Denied", 1),
+        (False, "Resource temporarily unavailable", 1),
+    ],
+)
+def test_a_refusal_is_not_asked_again_for_ever(patient: bool, words: str, asked: int) -> None:
+    slurm = BusySlurm(9, words)
     with pytest.raises(UpdateRefused):
-        commands.CommandSlurm(slurm).update_job("7", {"TimeLimit": "5"})
+        commands.CommandSlurm(slurm, patient=patient).update_job("7", {"TimeLimit": "5"})
     assert len(slurm.asked) == asked

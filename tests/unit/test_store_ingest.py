@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,6 +171,32 @@ def test_a_user_cannot_found_a_profile_nor_claim_a_token(site: Site) -> None:
     site.store.workloads.claim({B: ALICE})  # as the helper does when a job brings it
     assert site.take(replace(harmless, run_id="1" * 32), uid=ALICE) == {"final": 1, "kept": 1}
     assert site.store.profiles.get(B) is None
+
+
+def test_a_users_record_that_waits_for_its_node_outlasts_a_slurm_that_does_not_answer(site: Site) -> None:
+    def down(jobs: Sequence[int]) -> dict[int, OwnedToken]:
+        raise GpushareError("slurmctld does not answer")
+
+    site.tags[1] = OwnedToken(A, ALICE)
+    assert site.take(command_record(1, token=A), uid=ALICE) == {"final": 1}
+    Ingest(site.store, site.spool_dir, site.ingest._open, down).run(NOW + 1)
+    assert not +site.ingest.run(NOW + 2).counts, "nothing came of it yet"
+    site.spool(record(1))
+    assert site.ingest.run(NOW + 100).counts["outranked"] == 1, "it was not lost"
+
+
+def test_slurm_is_not_asked_at_every_look_about_a_record_that_waits_for_its_node(site: Site) -> None:
+    asked: list[int] = []
+
+    def tags(jobs: Sequence[int]) -> dict[int, OwnedToken]:
+        asked.extend(jobs)
+        return {1: OwnedToken(A, ALICE)}
+
+    ingest = Ingest(site.store, site.spool_dir, site.ingest._open, tags, gpu_models=["V100"])
+    site.spool(command_record(1, token=A), uid=ALICE)
+    for second in range(10):
+        ingest.run(NOW + second)
+    assert len(asked) == 2, "at once, and after five seconds"
 
 
 def test_a_users_own_record_refines_what_a_node_has_measured(site: Site) -> None:

@@ -50,8 +50,12 @@ def adoptions(
 
 
 def only_measured(jobs: Iterable[Job]) -> list[Job]:
-    """Waiting jobs with a tag whose requests nobody has changed: first runs, and those that the hook missed."""
-    return [job for job in jobs if job.pending and job.tag is not None and job.tag.original is None]
+    """Waiting jobs with a tag whose requests nobody has changed: first runs, and those that the hook missed.
+
+    Of a gang the hook changes the request from the first run on.
+    """
+    tagged = ((job, job.tag) for job in jobs if job.pending and job.tag is not None)
+    return [job for job, tag in tagged if tag.original is None and tag.gang is None]
 
 
 def withdrawals(jobs: Iterable[Job], comments: Mapping[str, str]) -> list[tuple[Job, Change]]:

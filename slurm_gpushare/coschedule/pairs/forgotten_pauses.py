@@ -2,6 +2,9 @@
 
 A slurmctld that was killed may recover a state from before a pause: it then says that the job runs, while it stands
 still on its node for ever. Such a job is paused once more, so that Slurm knows it, and goes on like every other.
+
+A slurmctld that has just started may send its messages to nodes late, and so in the wrong order: it is given time
+before the pause, and between the pause and its end.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 
+SETTLE_S = 10.0
+"""So long a slurmctld that has started is left alone, and so long a pause that was made again lasts at least."""
+
 
 class ForgottenPauses:
     """Remembers whom we paused, and finds out who stands still without Slurm's knowing."""
@@ -23,6 +29,7 @@ class ForgottenPauses:
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
         self._since_s: dict[int, float] = {}
+        self._made_again_s: dict[int, float] = {}
 
     def recall(self, store: Store, jobs: Collection[Job]) -> None:
         """What an earlier helper paused: a controller that fails takes the helper along."""
@@ -42,6 +49,7 @@ class ForgottenPauses:
         """Suspend those that stand still although Slurm says that they run; the next look resumes them."""
         running = {job.raw_id for job in jobs if job.running}
         self._since_s = {raw_id: since_s for raw_id, since_s in self._since_s.items() if raw_id in running}
+        self._made_again_s = {raw_id: at_s for raw_id, at_s in self._made_again_s.items() if raw_id in running}
         suspects = [job for job in jobs if job.state == "RUNNING" and self._paused_at(job) is not None]
         booted_s = values.integer(self._slurm.config().get("BOOT_TIME", "")) if suspects else None
         again = set()
@@ -49,12 +57,19 @@ class ForgottenPauses:
             if booted_s is None or booted_s < int(self._paused_at(job) or 0.0):  # Slurm tells whole seconds
                 self.resumed(job)  # somebody else let it go on
                 continue
+            if 0.0 <= now_s - booted_s < SETTLE_S:
+                continue
             applied = pause(self._slurm, job, now_s, by_signal=False)
             log.warning("pause", job=job.key, outcome=applied.outcome, message=applied.message or None,
                         why="slurmctld had forgotten that it is paused")  # fmt: skip
             if applied.outcome is Outcome.DONE:
                 again.add(job.raw_id)
+                self._made_again_s[job.raw_id] = now_s
         return again
+
+    def least_s(self, job: Job, usual_s: float) -> float:
+        """How long the job's present pause must last, so that its end cannot overtake its beginning."""
+        return max(usual_s, SETTLE_S) if job.raw_id in self._made_again_s else usual_s
 
     def _paused_at(self, job: Job) -> float | None:
         if job.tag is not None and job.tag.paused is not None:

@@ -177,8 +177,9 @@ class Keeper:
                 log.warning("pause", error="Slurm refuses to suspend: promises are only watched from now on")
 
     def _resume(self, job: Job, now_s: float, why: str, *, at_once: bool = False) -> list[Decision]:
-        if job.stands_still and job.tag and job.tag.paused and now_s - job.tag.paused.since_s < LEAST_PAUSE_S:
-            return []  # the next look does it
+        least_s = self.forgotten.least_s(job, LEAST_PAUSE_S)
+        if job.stands_still and job.tag and job.tag.paused and 0.0 <= now_s - job.tag.paused.since_s < least_s:
+            return []  # the next look does it; a clock that was set back must keep nobody
         since_s = self._may_go_on_s.setdefault(job.raw_id, now_s)
         patient = not at_once and now_s - since_s < WAIT_FOR_CORES_S
         applied = resume(self._slurm, job, now_s, patient=patient, stood_still=job.raw_id not in self.ran_on)
