@@ -99,6 +99,7 @@ class TokenFile:
 
     def remove(self, name: str) -> str:
         """Forget `name`; returns the token that it had."""
+        name = name.strip()
         if self.find(name) is None:
             raise BadInput(f"token: no token is called '{name}'", "See 'gpushare token list'.")
         with self._locked():

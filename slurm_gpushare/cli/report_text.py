@@ -94,7 +94,7 @@ def _cpus(cpus: CpuSummary) -> Sequence[tuple[str, str]]:
 
 _TO_SHARE = (
     "a job shares once its token's workload has been measured: sbatch --comment=gpushare:$(gpushare token NAME) ...; "
-    "'gpushare doctor' checks the set-up"
+    "administrators check the set-up with 'gpushare doctor'"
 )
 
 

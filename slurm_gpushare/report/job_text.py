@@ -65,7 +65,7 @@ def _taking_part(facts: JobFacts) -> Iterator[str]:
     if facts.job.opted_out:
         yield _line("Sharing", "opted out: its owner took the token off, so it asks for a whole GPU")
     elif tag is None:
-        yield _line("Sharing", "takes no part: it carries no known token, or was left alone at submission")
+        yield _line("Sharing", "takes no part: it carries no token, or no more, or was left alone at submission")
     elif tag.probe:
         if facts.job.state == "PENDING":
             probe = "is new: it waits for a whole GPU, to be measured on it"

@@ -45,7 +45,8 @@ class JobTokens:
         for job in queue:
             if job.running and job.tag is not None and not job.opted_out:
                 self._known[job.raw_id] = _owned(job, "")
-            elif job.running and job.raw_id not in self._known:
+            elif job.running:  # never tagged, or its owner has taken the token off
+                self._known.pop(job.raw_id, None)
                 self._untagged[job.raw_id] = job
         _forget_oldest(self._known)
         _forget_oldest(self._untagged)

@@ -322,8 +322,9 @@ class TestAdoption:
     @pytest.mark.parametrize("tag", [f"GS1:probe;t={TOKEN_A}", f"GS1:c=1;t={TOKEN_A}", f"GS1:t={TOKEN_A}"])
     def test_a_job_whose_owner_takes_the_token_off_loses_its_tag(self, tag: str) -> None:
         waiting = job("7", admin_comment=f"ticket-9 {tag}")
-        found = withdrawals(only_measured([waiting]), {"7": "grant 7"})
-        assert [change.fields for _, change in found] == [{"AdminComment": "ticket-9"}]
+        for started in (waiting, replace(waiting, state="RUNNING")):
+            found = withdrawals(only_measured([started]), {"7": "grant 7"})
+            assert [change.fields for _, change in found] == [{"AdminComment": "ticket-9"}]
 
     def test_a_job_keeps_its_tag_while_its_comment_has_the_token_or_is_not_known(self) -> None:
         jobs = [job(key, tag=f"GS1:probe;t={TOKEN_A}") for key in "12"]

@@ -58,6 +58,14 @@ def test_a_job_that_ran_while_nobody_tagged_keeps_its_token() -> None:
     assert slurm.asked_comments == ["9", "10"], "a tagged job's comment is nobody's business"
 
 
+def test_a_running_job_whose_owner_took_the_token_off_is_nobodys_profile() -> None:
+    slurm = Accounted()
+    tokens = JobTokens(slurm)  # type: ignore[arg-type]
+    tokens.take([job("2", state="RUNNING", tag=f"GS1:probe;t={TOKEN_A}")])
+    tokens.take([job("2", state="RUNNING")])
+    assert tokens.resolve([2]) == {2: OwnedToken(None, 1000)}
+
+
 def test_a_comment_that_looks_like_a_row_of_another_jobs_gives_it_no_token() -> None:
     """sacct takes its delimiter on the command line, where every user of the machine can read it."""
 

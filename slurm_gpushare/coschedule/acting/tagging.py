@@ -50,11 +50,11 @@ def adoptions(
 
 
 def only_measured(jobs: Iterable[Job]) -> list[Job]:
-    """Waiting jobs with a tag whose requests nobody has changed: first runs, and those that the hook missed.
+    """Jobs with a tag whose requests nobody has changed: first runs, and those that the hook missed.
 
     Of a gang the hook changes the request from the first run on.
     """
-    tagged = ((job, job.tag) for job in jobs if job.pending and job.tag is not None)
+    tagged = ((job, job.tag) for job in jobs if (job.pending or job.running) and job.tag is not None)
     return [job for job, tag in tagged if tag.original is None and tag.gang is None]
 
 

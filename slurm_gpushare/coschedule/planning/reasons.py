@@ -47,7 +47,7 @@ _WORDS: Mapping[Code, tuple[str, str]] = {
     Code.SHADOW: ("the site only works out what sharing would do", "the site's Policy"),
     Code.OWN_CAP: (
         "its owner accepts {need} % slow-down, and beside the best neighbour it could be up to {have} %",
-        "a higher max= in its comment",
+        "a higher max= when it is submitted again",
     ),
     Code.NO_PARTNER: ("no card has a sharing job with room beside it", "a sharing job that starts"),
     Code.PLACE: (

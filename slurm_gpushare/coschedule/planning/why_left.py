@@ -143,9 +143,6 @@ class _Bench:
         if settings.policy == "gpushare":
             long = np.full(len(self.all), self.longest_s)
             yield Code.TOO_LONG, d <= long, d, long
-        if job.max_isd_pct is not None and job.max_isd_pct < settings.guest_cap_pct:
-            worst_pct = (terms.stay_high[cell] - 1.0) * 100.0
-            yield Code.OWN_CAP, worst_pct <= job.max_isd_pct, float(job.max_isd_pct), worst_pct
         promised = within_promise(self.waiting.high_s[row], terms, cell, lanes.budget_s, lanes.bears)
         unknown = bool((terms.explored[cell] & ~promised).any())
         yield Code.EXPLORATION if unknown else Code.PROMISE, promised, None, None
@@ -153,6 +150,10 @@ class _Bench:
         in_time = (self.waiting.limit_s[row] <= outlives) | (self.waiting.rank[row] <= lanes.wanted_rank)
         yield Code.PRIORITY, in_time, float(self.waiting.limit_s[row]), np.maximum(outlives, 0.0)
         yield Code.TIME_LIMIT, self.compatible(rows, self.all)[0], None, None
+        if job.max_isd_pct is not None and job.max_isd_pct < settings.guest_cap_pct:
+            # After the site's own rules: a higher cap helps only where these leave a card.
+            worst_pct = (terms.stay_high[cell] - 1.0) * 100.0
+            yield Code.OWN_CAP, worst_pct <= job.max_isd_pct, float(job.max_isd_pct), worst_pct
         stay, delay = together(np.array([d]), lanes.left_s, terms, cell)
         wait_s = self.waits_s[row]
         yield Code.NO_GAIN, (np.inf if wait_s is None else wait_s) + d - stay - delay > 0.0, None, None

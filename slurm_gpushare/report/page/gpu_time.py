@@ -22,7 +22,8 @@ MAX_NODES = 12
 """More are folded up once more."""
 TO_SHARE = (
     "A job shares once it carries a token whose workload has been measured: "
-    "<code>sbatch --comment=gpushare:$(gpushare token NAME) ...</code>; <code>gpushare doctor</code> checks the set-up."
+    "<code>sbatch --comment=gpushare:$(gpushare token NAME) ...</code>; "
+    "administrators check the set-up with <code>gpushare doctor</code>."
 )
 _PS = "Packing saving (PS): the GPU time saved, of what the jobs that shared would have needed alone"
 _EACH = {60: "minute", 300: "5 minutes", 3600: "hour", 21600: "6 hours", 86400: "day", 604800: "week"}
