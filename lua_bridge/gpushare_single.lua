@@ -24,7 +24,7 @@ local function not_one_gpu(item, gpu_type)
   if item.name ~= "gpu" or item.odd then
     return "it asks for more than a GPU"
   elseif item.count ~= 1 then
-    return "it asks for more than one GPU"
+    return item.count == 0 and "it asks for no GPU" or "it asks for more than one GPU"
   elseif gpu_type and item.type and item.type ~= gpu_type then
     return "it asks for two types of GPU"
   end
@@ -66,6 +66,8 @@ local function may_be_several(read, found, tasks, max_nodes)
   local one_in_all = found.tres_per_job ~= nil or next(found) == nil
   if (read("min_nodes") or 1) > 1 then
     return "it asks for more than one node"
+  elseif (read("features") or ""):find("*", 1, true) then
+    return "its constraint asks for a number of nodes"
   elseif found.tres_per_task and tasks ~= 1 then
     return "it asks for a GPU for each of several tasks"
   elseif max_nodes and max_nodes > 1 and not one_in_all then

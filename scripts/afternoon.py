@@ -194,12 +194,12 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> Non
         helper.terminate()
         helper.wait(60)
 
-    say("roll back: release, our lines out of slurm.conf and gres.conf, configure --undo, remove the packages")
+    say("roll back: release, our lines out of slurm.conf and gres.conf, restart, configure --undo, remove the packages")
     site.gpushare("release", user=bed.slurm_user)
     for name in ("slurm.conf", "gres.conf"):
         (site.etc / name).write_bytes(saved[name])
-    site.gpushare("configure", "--undo", str(site.etc))
     site.restart()
+    site.gpushare("configure", "--undo", str(site.etc))
     chroot(root, "dpkg", "-P", "slurm-gpushare-controller", "slurm-gpushare")
     bed.layout.gpushare_conf.unlink()  # the site's own, from before configure
     after = contents(site.etc)

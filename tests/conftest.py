@@ -37,9 +37,10 @@ def data_dir() -> Path:
 
 
 def pytest_configure() -> None:
-    """Signals as in a terminal: a shell's background job, and so all that tests start, would ignore SIGINT."""
+    """Signals as in a terminal: all that tests start would ignore what nohup or a shell's background job ignores."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

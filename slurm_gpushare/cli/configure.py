@@ -8,15 +8,18 @@ from pathlib import Path
 import click
 
 from slurm_gpushare.cli.options import JSON
-from slurm_gpushare.cli.output import echo_json, styled
+from slurm_gpushare.cli.output import echo_json, styled, warn
+from slurm_gpushare.errors import BadInput
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.site.configure import SUBMIT_BESIDE, FileKind, Install, Piece, choose, pieces
 from slurm_gpushare.site.current_setup import collect
 from slurm_gpushare.site.units import unit_pieces
 from slurm_gpushare.site.write_files import undo, write, writes
+from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import connect
 
 _LONGEST_DIFF = 40
+SCRIPT_KEYS = ("Prolog", "Epilog", "TaskProlog", "EpilogSlurmctld")
 _HEADINGS = {
     FileKind.MERGE: "add to {name}",
     FileKind.FILE: "{name}, a file of its own",
@@ -49,6 +52,9 @@ def configure(
     file back as it was before the first --write.
     """
     if undone is not None:
+        if target is not None:
+            raise BadInput("configure: --write and --undo together", "Choose one of them.")
+        _warn_if_in_use(undone)
         for line in undo(undone):
             click.echo(line)
         return
@@ -65,6 +71,19 @@ def configure(
             click.echo(f"# made from {piece.source}; --write writes it\n" if piece.source else piece.text)
     if target is not None:
         _write(found, target, yes)
+
+
+def _warn_if_in_use(directory: Path) -> None:
+    """Without its scripts slurmctld does not start again, nodes drain and sbatch fails."""
+    try:
+        config = connect().config()
+    except SlurmError:
+        return
+    if used := [key for key in SCRIPT_KEYS if f"{directory.absolute()}/" in config.get(key, "")]:
+        warn(
+            f"Slurm still runs {', '.join(used)} from {directory}: jobs fail and nodes drain from now on. "
+            "Put your own lines back and restart slurmctld and the slurmds before --undo."
+        )
 
 
 def _write(found: list[Piece], target: Path, yes: bool) -> None:

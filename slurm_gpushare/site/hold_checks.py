@@ -10,7 +10,7 @@ from pathlib import Path
 from slurm_gpushare.config import PLACES_NOBODY, Config
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
-from slurm_gpushare.site.script_checks import is_there
+from slurm_gpushare.site.script_checks import is_executable, is_there
 from slurm_gpushare.slurm.configuration import completing_stops_everybody, slurm_user
 from slurm_gpushare.telemetry.spool import hold_dir
 from slurm_gpushare.users import user_name
@@ -29,6 +29,14 @@ def hold_setup(facts: SiteSetup, config: Config) -> Iterator[Finding]:
             "hold",
             f"EpilogSlurmctld={absent[0]} is missing: slurmctld may not start again without it",
             "Run 'gpushare configure --write'.",
+        )
+        return
+    inert = [path for path in scripts if "gpushare" in path.name and not is_executable(path)]
+    if inert and facts.is_controller:
+        yield failed(
+            "hold",
+            f"EpilogSlurmctld={inert[0]} is not executable: slurmctld may not start again",
+            f"Run 'chmod 755 {inert[0]}'.",
         )
         return
     if config.epilog_hold_s == 0:

@@ -69,8 +69,11 @@ def _script(check: str, facts: SiteSetup, config: Config, name: str, loss: str) 
         yield failed(check, f"{facts.etc / name} does not call us", "Run 'gpushare configure' for the lines.")
         return
     models = facts.models_of_nodes(config.partitions, config.gpu_models)
-    if lua_script(resource_dir("lua_bridge"), name, models) in texts:
+    whole = lua_script(resource_dir("lua_bridge"), name, models)
+    if whole in texts:
         yield passed(check, f"{name} is this release's, for these nodes")
+    elif any(text and whole.startswith(text.rstrip()) for text in texts):
+        yield failed(check, f"{name} is cut off: {loss}", _WRITE)
     else:
         yield warned(check, f"{name} was written by another release, or for other nodes or another GPU model", _WRITE)
 
@@ -108,12 +111,32 @@ def prologs(facts: SiteSetup, _: Config) -> Iterator[Finding]:
         scripts = [path for pattern in facts.scripts(key) for path in _glob(pattern) if path.is_file()]
         ours = [path for path in scripts if _is_ours(path)]
         absent = [called for path in ours for called in _missing_calls(path)]
-        if not ours:
+        named = [Path(name) for name in facts.scripts(key) if "gpushare" in name and "*" not in name]
+        if gone := [path for path in named if not is_there(path)]:
+            yield failed(check, f"{key}={gone[0]} is missing: {_WITHOUT[key]}", _WRITE)
+        elif inert := [path for path in ours if not is_executable(path)]:
+            yield failed(check, f"{inert[0]} is not executable: {_WITHOUT[key]}", f"Run 'chmod 755 {inert[0]}'.")
+        elif not ours:
             yield failed(check, f"{key} does not call us: {loss}", "Run 'gpushare configure' for the line.")
         elif absent:
             yield failed(check, f"{key} runs {absent[0]}, which is missing: {loss}", _WRITE)
         else:
             yield passed(check, f"{key} calls us")
+
+
+_WITHOUT = {
+    "Prolog": "nodes drain with 'Prolog error'",
+    "Epilog": "nodes drain with 'Epilog error'",
+    "TaskProlog": "every srun fails",
+}
+
+
+def is_executable(path: Path) -> bool:
+    """Whether anybody may run it, as far as this user can tell."""
+    try:
+        return bool(path.stat().st_mode & 0o111)
+    except OSError:
+        return True
 
 
 def _glob(pattern: str) -> list[Path]:

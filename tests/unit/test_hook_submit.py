@@ -76,6 +76,8 @@ LEFT_ALONE = {
     "an index by its type": ({"tres_per_node": "gres/gpu:v100_1:1"}, "names one GPU"),
     "no GPU": ({}, "no GPU"),
     "several nodes": ({"tres_per_node": "gres/gpu:1", "min_nodes": 2, "max_nodes": 2}, "more than one node"),
+    "nodes counted in a constraint": ({"tres_per_node": "gres/gpu:1", "features": "v100*2"}, "a number of nodes"),
+    "a count of 0": ({"tres_per_node": "gres/gpu:0"}, "it asks for no GPU"),
     "a range of nodes": ({"tres_per_node": "gres/gpu:1", "min_nodes": 1, "max_nodes": 4}, "-N 1"),
     "tasks that may spread": ({"tres_per_node": "gres/gpu:1", "num_tasks": 4}, "-N 1"),
     "a GPU for each task": ({"tres_per_task": "gres/gpu:1", "num_tasks": 2}, "several tasks"),

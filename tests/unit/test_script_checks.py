@@ -25,6 +25,7 @@ def facts(tmp_path: Path, **slurm_conf: str) -> SiteSetup:
 def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    path.chmod(0o755)
     return path
 
 
@@ -48,6 +49,18 @@ def test_a_directory_of_prologs_with_ours_in_it_passes(tmp_path: Path, dropped_i
     assert prolog(tmp_path, dropped_in.with_name("*")).level is Level.PASS
     dropped_in.unlink()
     assert "does not call us" in prolog(tmp_path, dropped_in.with_name("*")).found
+
+
+def test_a_prolog_that_nobody_may_run_fails(tmp_path: Path, dropped_in: Path) -> None:
+    dropped_in.chmod(0o644)
+    found = prolog(tmp_path, dropped_in.with_name("*"))
+    assert found.level is Level.FAIL
+    assert "50-gpushare is not executable: nodes drain" in found.found
+
+
+def test_a_task_prolog_that_is_away_fails_every_srun(tmp_path: Path) -> None:
+    found = prologs(facts(tmp_path, TaskProlog=str(tmp_path / "gpushare_task_prolog")), parse_config(""))
+    assert any("is missing: every srun fails" in finding.found for finding in found)
 
 
 @pytest.mark.parametrize("gone", ["dropped_in", "package"])
