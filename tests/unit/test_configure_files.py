@@ -6,8 +6,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from slurm_gpushare.cli.configure import _write
+from slurm_gpushare.cli import configure as configure_module
+from slurm_gpushare.cli.configure import _write, configure
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.site.configure import FileKind, Piece
 from slurm_gpushare.site.settings_file import Setting, merge_settings, read_settings
@@ -121,3 +123,29 @@ def test_the_diff_of_a_whole_release_is_short(tmp_path: Path, capsys: pytest.Cap
     said = capsys.readouterr().out.splitlines()
     assert len(said) < 50
     assert any(line.startswith("... and ") for line in said)
+
+
+class Running:
+    """A Slurm that still runs a task prolog from a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def config(self) -> dict[str, str]:
+        return {"TaskProlog": f"{self._directory}/gpushare_task_prolog", "Epilog": "(null)"}
+
+
+def test_undo_under_a_slurm_that_still_runs_the_files_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    write(writes([Piece("gpushare_task_prolog", FileKind.FILE, "#!/bin/sh\n")], etc), etc)
+    monkeypatch.setattr(configure_module, "connect", lambda: Running(etc))
+    done = CliRunner().invoke(configure, ["--undo", str(etc)])
+    assert "Slurm still runs TaskProlog" in done.output
+    assert done.exit_code == 0
+
+
+def test_writing_and_undoing_at_once_is_refused(tmp_path: Path) -> None:
+    both = ["--write", str(tmp_path), "--undo", str(tmp_path)]
+    with pytest.raises(BadInput, match="--write and --undo together"):
+        CliRunner().invoke(configure, both, catch_exceptions=False)
