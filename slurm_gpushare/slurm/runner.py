@@ -48,7 +48,7 @@ _MOVED_ON = (
     "job is not running",
     "job is pending execution",
     "job requeue",
-    # slurmctld has no time for this job just now (seen on 26.05 under load): the next look tries again.
+    # slurmctld has no time for this job just now (26.05, some seconds after a submission): the next look tries again.
     BUSY,
     # Of a job that has just started elsewhere: its node list can only shrink. Names come from sinfo, so they are valid.
     "invalid node name specified",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slurm_things import NOW, TOKEN_A, running
 
-from slurm_gpushare.coschedule.pairs.forgotten_pauses import SETTLE_S, ForgottenPauses
+from slurm_gpushare.coschedule.pairs.forgotten_pauses import LEAST_S, SETTLE_S, ForgottenPauses
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.decisions import Decision
@@ -64,8 +64,17 @@ def test_a_slurmctld_that_has_just_started_is_given_time() -> None:
     assert pauses.pause_again([guest()], NOW - 10) == set()
     assert slurm.asked == []
     assert pauses.pause_again([guest()], NOW) == {7}
-    assert pauses.least_s(guest(), 2.0) == SETTLE_S
-    assert pauses.least_s(running("8", "n0", "gres/shard:v100_0:1"), 2.0) == 2.0
+    again = guest(f";p={NOW}", "SUSPENDED")
+    assert not pauses.may_end(again, NOW + LEAST_S)
+    assert pauses.may_end(again, NOW + SETTLE_S)
+
+
+def test_no_pause_ends_just_after_slurmctld_has_started() -> None:
+    """Nodes that have not registered anew would never hear of it."""
+    paused = guest(f";p={NOW - 20}", "SUSPENDED")
+    assert not pauses_of(Commands(booted_s=NOW - 5)).may_end(paused, NOW)
+    assert pauses_of(Commands(booted_s=NOW - 15)).may_end(paused, NOW)
+    assert pauses_of(Commands(booted_s=NOW - 5)).may_end(guest(f";p={NOW - 20}"), NOW), "it runs: only the mark goes"
 
 
 @pytest.mark.parametrize("mark", ["", f";p={NOW - 20}"])

@@ -3,8 +3,8 @@
 A slurmctld that was killed may recover a state from before a pause: it then says that the job runs, while it stands
 still on its node for ever. Such a job is paused once more, so that Slurm knows it, and goes on like every other.
 
-A slurmctld that has just started may send its messages to nodes late, and so in the wrong order: it is given time
-before the pause, and between the pause and its end.
+A slurmctld that has just started loses messages to nodes that have not registered anew, or sends them late: a job that
+it lets go on may then stand still for ever. So it is given time before a pause is made again, and before any ends.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from slurm_gpushare.store import Store
 
 SETTLE_S = 10.0
 """So long a slurmctld that has started is left alone, and so long a pause that was made again lasts at least."""
+
+LEAST_S = 2.0
+"""Slurm tells nodes of a pause and of its end in messages of their own, which must not arrive in the wrong order."""
+
+
+def _just_started(booted_s: int | None, now_s: float) -> bool:
+    return booted_s is not None and 0.0 <= now_s - booted_s < SETTLE_S
 
 
 class ForgottenPauses:
@@ -51,13 +58,13 @@ class ForgottenPauses:
         self._since_s = {raw_id: since_s for raw_id, since_s in self._since_s.items() if raw_id in running}
         self._made_again_s = {raw_id: at_s for raw_id, at_s in self._made_again_s.items() if raw_id in running}
         suspects = [job for job in jobs if job.state == "RUNNING" and self._paused_at(job) is not None]
-        booted_s = values.integer(self._slurm.config().get("BOOT_TIME", "")) if suspects else None
+        booted_s = self._booted_s() if suspects else None
         again = set()
         for job in suspects:
             if booted_s is None or booted_s < int(self._paused_at(job) or 0.0):  # Slurm tells whole seconds
                 self.resumed(job)  # somebody else let it go on
                 continue
-            if 0.0 <= now_s - booted_s < SETTLE_S:
+            if _just_started(booted_s, now_s):
                 continue
             applied = pause(self._slurm, job, now_s, by_signal=False)
             log.warning("pause", job=job.key, outcome=applied.outcome, message=applied.message or None,
@@ -67,9 +74,17 @@ class ForgottenPauses:
                 self._made_again_s[job.raw_id] = now_s
         return again
 
-    def least_s(self, job: Job, usual_s: float) -> float:
-        """How long the job's present pause must last, so that its end cannot overtake its beginning."""
-        return max(usual_s, SETTLE_S) if job.raw_id in self._made_again_s else usual_s
+    def may_end(self, job: Job, now_s: float) -> bool:
+        """Whether the end of the job's pause will surely reach its node, and after its beginning."""
+        if job.tag is None or job.tag.paused is None or not job.stands_still:
+            return True
+        least_s = SETTLE_S if job.raw_id in self._made_again_s else LEAST_S
+        if 0.0 <= now_s - job.tag.paused.since_s < least_s:  # a clock that was set back must keep nobody
+            return False
+        return not _just_started(self._booted_s(), now_s)
+
+    def _booted_s(self) -> int | None:
+        return values.integer(self._slurm.config().get("BOOT_TIME", ""))
 
     def _paused_at(self, job: Job) -> float | None:
         if job.tag is not None and job.tag.paused is not None:

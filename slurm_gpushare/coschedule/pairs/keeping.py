@@ -24,9 +24,6 @@ from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.decisions import Decision
 
-LEAST_PAUSE_S = 2.0
-"""Slurm tells nodes of a pause and of its end in messages of their own. A node that gets them in the wrong order leaves
-the job standing still, so the end is said only when the pause has surely arrived."""
 WAIT_FOR_CORES_S = 60.0
 """A job that may go on waits so long for its cores, if others have them; then it shares them."""
 REFUSALS = 3
@@ -177,9 +174,8 @@ class Keeper:
                 log.warning("pause", error="Slurm refuses to suspend: promises are only watched from now on")
 
     def _resume(self, job: Job, now_s: float, why: str, *, at_once: bool = False) -> list[Decision]:
-        least_s = self.forgotten.least_s(job, LEAST_PAUSE_S)
-        if job.stands_still and job.tag and job.tag.paused and 0.0 <= now_s - job.tag.paused.since_s < least_s:
-            return []  # the next look does it; a clock that was set back must keep nobody
+        if not self.forgotten.may_end(job, now_s):
+            return []  # the next look does it
         since_s = self._may_go_on_s.setdefault(job.raw_id, now_s)
         patient = not at_once and now_s - since_s < WAIT_FOR_CORES_S
         applied = resume(self._slurm, job, now_s, patient=patient, stood_still=job.raw_id not in self.ran_on)
