@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -261,16 +261,12 @@ class Helper:
 
     def _withdraw(self, found: Sequence[tuple[Job, Change]], view: View, report: TickReport) -> bool:
         """Take tags off, a bounded number: an array's owner can ask for thousands at once. Whether these were all."""
-        some = found[:LEASES_A_TICK]
-        self._read_again(job.key for job, _ in some)
-        until_s = time.monotonic() + LEASES_S
-        for job, change in some:
-            if time.monotonic() > until_s:
-                self._fresh.clear()  # would be old by the next change
-                return False
+        tried = 0
+        for job, change in self._in_time(found):
+            tried += 1
             if self._apply(job, change, "opt-out", report).outcome is Outcome.DONE:
                 self._decisions.append(explain.noted(job, "opted-out", view.now_s))
-        return len(some) == len(found)
+        return tried == len(found)
 
     def _adopt(self, missed: Sequence[Job], comments: Mapping[str, str], view: View, report: TickReport) -> None:
         """Tag jobs that the hook missed."""
@@ -350,16 +346,21 @@ class Helper:
             and not job.held
             and not job.dependency
         )
-        changes = list(islice(((job, change) for job, change in leased if change is not None), LEASES_A_TICK))
-        self._read_again(job.key for job, _ in changes)
-        until_s = time.monotonic() + LEASES_S
-        for job, change in changes:
-            if time.monotonic() > until_s:
-                self._fresh.clear()  # would be old by the next change
-                break
+        for job, change in self._in_time((job, change) for job, change in leased if change is not None):
             reason = report.reasons.get(job.key)
             self._apply(job, change, "wait", report, why=sentence(reason) if reason else None)
         self._note_waits(view, report)
+
+    def _in_time(self, changes: Iterable[tuple[Job, Change]]) -> Iterator[tuple[Job, Change]]:
+        """The first of many changes, as many as a tick has time for; their jobs are read again in one request."""
+        some = list(islice(changes, LEASES_A_TICK))
+        self._read_again(job.key for job, _ in some)
+        until_s = time.monotonic() + LEASES_S
+        for job, change in some:
+            if time.monotonic() > until_s:
+                self._fresh.clear()  # would be old by the next change
+                return
+            yield job, change
 
     def _note_waits(self, view: View, report: TickReport) -> None:
         """Record why jobs wait, once for each reason: its numbers change from tick to tick."""
