@@ -201,3 +201,9 @@ def test_two_jobs_that_slurm_gave_one_id_are_two_jobs() -> None:
     assert line.longest_wait_s == 4.0, "that of the second"
     assert over_committed(stays(marks, [], [100.0])) == [], "the first one is Slurm's to end"
     assert over_committed(stays(marks, [])) != [], "without a crash it would be on its card still"
+
+
+def test_a_job_that_was_on_its_way_to_its_node_when_slurmctld_was_killed_is_forgotten_too() -> None:
+    marks = [Mark("start", "a", 7, 0, 101.0, "n0", (0,), 0), Mark("start", "b", 8, 0, 500.0, "n0", (0,), 1)]
+    assert over_committed(stays(marks, [], [100.0, 900.0])) == []
+    assert over_committed(stays(marks, [], [80.0, 900.0])) != [], "that kill was too long before it"

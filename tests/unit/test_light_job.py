@@ -28,13 +28,17 @@ class Bench:
     def start(
         self, profile: str, work_s: float, mem_mib: int = 1000, cards: str = "0", **rates: float
     ) -> subprocess.Popen[str]:
-        file = self._directory / f"{profile}.rates"
-        file.write_text("".join(f"{name} {rate}\n" for name, rate in rates.items()))
+        file = self.set_rates(profile, **rates)
         return subprocess.Popen(
             [self._binary, str(work_s), "2", "60", "20", str(mem_mib), profile, file],
             env=self.node.env(SLURMD_NODENAME=NODE, CUDA_VISIBLE_DEVICES=cards), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+
+    def set_rates(self, profile: str, **rates: float) -> Path:
+        file, new = self._directory / f"{profile}.rates", self._directory / "new"
+        new.write_text("".join(f"{name} {rate}\n" for name, rate in rates.items()))
+        return new.replace(file)
 
     def occupants(self, gpu: int = 0) -> int:
         with self.node.card(gpu) as card:
@@ -70,6 +74,18 @@ def test_a_pair_is_slowed_as_measured_for_as_long_as_it_lasts(bench: Bench) -> N
     shared_s = small["ended_s"] - small["joined_s"]
     assert shared_s == pytest.approx(0.3 / 0.6, abs=0.002)
     assert whole["ended_s"] - whole["joined_s"] == pytest.approx(1.5 + 0.5 * shared_s, abs=0.005)
+
+
+def test_rates_that_change_hold_for_jobs_that_run(bench: Bench) -> None:
+    other = bench.start("other", 600)
+    assert wait_until(lambda: bench.occupants() == 1, 20)
+    victim = bench.start("victim", 1.0, other=0.01)
+    assert wait_until(lambda: bench.occupants() == 2, 20)
+    bench.set_rates("victim", other=1.0)
+    done = ended(victim)
+    other.terminate()
+    other.communicate(timeout=60)
+    assert done["ended_s"] - done["joined_s"] < 50, "it would have taken 100 s"
 
 
 def test_a_gang_has_a_seat_on_each_of_its_cards_and_is_as_fast_as_on_the_slowest(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from slurm_gpushare import __version__
@@ -18,12 +19,13 @@ from slurm_gpushare.testbed.chaos.fault import Fault
 from slurm_gpushare.testbed.chaos.faults import FAULTS, soak
 from slurm_gpushare.testbed.chaos.run import Chaos, ChaosProgress
 from slurm_gpushare.testbed.chaos.site import Vitals
+from slurm_gpushare.testbed.chaos.slurm_faults import crash
 from slurm_gpushare.testbed.chaos.stream import MEAN_S
 from slurm_gpushare.testbed.slurm.layout import Shape
 from slurm_gpushare.testbed.slurm.rootfs import SUITES
 from slurm_gpushare.testbed.slurm.testbed import Testbed
 
-CRASHES = "kill -9 of slurmctld"
+KILL = "kill -9 of slurmctld"
 SOAK_MEAN_S = 6.0
 """How long jobs of a soak work: as many come and go as eight cards can take."""
 COLUMNS = ("FAULT", "JOBS", "COMPLETED", "BY FAULT", "LOST", "TWICE", "RECORDS LOST", "EXTRA WAIT",
@@ -82,8 +84,9 @@ def main(arguments: list[str]) -> int:
 
 def _control(kills: int) -> list[Fault]:
     """What is done to Slurm without us: as many kills, so that what it forgot can be compared."""
-    calm, crash = (next(fault for fault in FAULTS if fault.name == name) for name in ("nothing", CRASHES))
-    return [calm, *(replace(crash, name=f"{CRASHES}, {number} of {kills}") for number in range(1, kills + 1))]
+    calm = next(fault for fault in FAULTS if fault.name == "nothing")
+    killed = Fault(KILL, "slurm", partial(crash, "slurmctld", 3.0))
+    return [calm, *(replace(killed, name=f"{KILL}, {number} of {kills}") for number in range(1, kills + 1))]
 
 
 def _show(progress: ChaosProgress) -> None:

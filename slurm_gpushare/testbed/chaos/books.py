@@ -273,7 +273,7 @@ def stays(
         for mark, then in zip_longest(own, own[1:]):
             if mark.what != "start":
                 continue
-            ends = [then.at_s] if then and then.what == "end" else _ended(mark, accounted) or _next(crashes, mark.at_s)
+            ends = [then.at_s] if then and then.what == "end" else _ended(mark, accounted) or _forgotten(mark, crashes)
             found += [
                 TimeOnCard(mark.job_id, mark.node, gpu, mark.at_s, min(ends, default=inf), whole=mark.shards != 1)
                 for gpu in mark.gpus
@@ -294,8 +294,9 @@ def _ended(mark: Mark, accounted: Collection[AccountedJob]) -> list[float]:
     return [job.end_s for job in accounted if job.raw_id == mark.job_id and job.end_s and _began(job, mark.at_s)]
 
 
-def _next(times: Collection[float], at_s: float) -> list[float]:
-    return [time_s for time_s in times if time_s >= at_s]
+def _forgotten(mark: Mark, crashes: Collection[float]) -> list[float]:
+    """When slurmctld may have forgotten a run: also in a kill just before its job, which was on its way to a node."""
+    return [crash_s for crash_s in crashes if crash_s >= mark.at_s - FORGETS_S]
 
 
 def _began(job: AccountedJob, at_s: float) -> bool:

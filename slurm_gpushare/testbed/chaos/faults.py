@@ -13,6 +13,7 @@ from slurm_gpushare.testbed.chaos.site import ChaosSite
 from slurm_gpushare.testbed.chaos.slurm_faults import (
     accounting_away,
     crash,
+    crash_often,
     drain,
     node_down,
     reboot,
@@ -35,7 +36,7 @@ from slurm_gpushare.testbed.chaos.store_faults import (
 from slurm_gpushare.testbed.emulator.node import clear_faults, set_fault
 from slurm_gpushare.testbed.slurm.processes import wait_until
 
-PAUSED_SOON = ("long", "disturber")
+PAUSED_SOON = ("long", "shared")
 """Residents that are still there when their guest was found to slow them. All have tokens: a waiting job without one
 would take a suspended job's CPUs, so that the helper would stop the guest by a signal."""
 
@@ -145,7 +146,7 @@ FAULTS = (
     Fault("clock jumps by two hours both ways", "helper", _clock_jumps),
     Fault("slurmctld restarts", "slurm", partial(restart, "slurmctld"), short=True),
     Fault("slurmctld restarts while jobs share", "slurm", partial(with_sharers, partial(restart, "slurmctld"))),
-    Fault("kill -9 of slurmctld", "slurm", partial(crash, "slurmctld", 3.0)),
+    Fault("kill -9 of slurmctld 3 times", "slurm", partial(crash_often, "slurmctld", 3.0)),
     Fault("kill -9 of slurmctld while jobs share", "slurm",
           partial(with_sharers, partial(crash, "slurmctld", 3.0))),
     Fault("slurmctld reconfigures", "slurm", reconfigure),
@@ -177,7 +178,7 @@ FAULTS = (
     Fault("Slurm's commands print half an answer", "commands", partial(_commands, "partial", 10)),
     Fault("Slurm's commands take 30 s", "commands", partial(_commands, "slow", 40)),
     Fault("a queue of 50000 jobs", "commands", _long_queue),
-    # Last: what the helper learns of disturbers lets it share less.
+    # Last: what the helper learns then lets it share less.
     Fault("slurmctld restarts while a job is suspended", "slurm",
           partial(with_a_suspended_job, partial(restart, "slurmctld")), kinds=PAUSED_SOON),
     Fault("kill -9 of slurmctld while a job is suspended", "slurm",

@@ -8,10 +8,13 @@ import time
 
 from slurm_gpushare.testbed.chaos.fault import Inject, Pause
 from slurm_gpushare.testbed.chaos.site import ChaosSite
+from slurm_gpushare.testbed.chaos.stream import RATES, ROUGH, set_rates
 from slurm_gpushare.testbed.slurm.processes import with_descendants
 
 PATIENCE_S = 60.0
 """So long a fault waits for a job that is suspended; then one that is stopped by a signal will do."""
+CRASHES = 3
+"""Kills of slurmctld in one fault: what it forgets in one of them is chance."""
 
 
 def restart(name: str, site: ChaosSite, pause: Pause) -> None:
@@ -28,14 +31,23 @@ def crash(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None:
     pause(10)
 
 
+def crash_often(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None:
+    for _ in range(CRASHES):
+        crash(name, away_s, site, pause)
+
+
 def with_a_suspended_job(inject: Inject, site: ChaosSite, pause: Pause) -> None:
-    """Wait until the helper has paused somebody, and then break something."""
-    begun = time.monotonic()
-    while not site.suspended() and not (time.monotonic() > begun + PATIENCE_S and site.stopped()):
-        if time.monotonic() > begun + 2 * PATIENCE_S:
-            raise AssertionError("the helper paused nobody")
-        pause(0.5)
-    inject(site, pause)
+    """Jobs begin to slow each other far more than was promised: once the helper has paused one, break something."""
+    set_rates(site.testbed, ROUGH)
+    try:
+        begun = time.monotonic()
+        while not site.suspended() and not (time.monotonic() > begun + PATIENCE_S and site.stopped()):
+            if time.monotonic() > begun + 3 * PATIENCE_S:
+                raise AssertionError("the helper paused nobody")
+            pause(0.5)
+        inject(site, pause)
+    finally:
+        set_rates(site.testbed, RATES)
 
 
 def with_sharers(inject: Inject, site: ChaosSite, pause: Pause) -> None:

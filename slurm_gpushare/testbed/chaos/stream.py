@@ -6,7 +6,7 @@ import pwd
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -38,6 +38,8 @@ DISTURBER_LIMIT_MIN = 3
 MEAN_S = 24.0
 RATES = dict.fromkeys((f"p{index}" for index in range(WORKLOADS)), 0.80) | {"disturber": 0.30}
 """How fast anybody runs beside a workload."""
+ROUGH = dict.fromkeys(RATES, 0.30)
+"""The same when all workloads have begun to slow their neighbours: the helper could not know."""
 KNOWN_RATE = 0.85
 """What the helper is told of every pair: enough to let them share."""
 _ORDINARY = tuple(f"p{index}" for index in range(WORKLOADS))
@@ -92,8 +94,7 @@ class Stream:
         self._marks = self.testbed.layout.home / "marks"
         self._marks.mkdir(exist_ok=True)
         self._marks.chmod(0o1777)
-        rates = self.testbed.layout.home / "rates"
-        rates.write_text("".join(f"{name} {rate}\n" for name, rate in RATES.items()))
+        set_rates(self.testbed, RATES)
         self._binary = build_light_job(self.testbed.layout.lib)
         self._turn = self._disturbed = self._tried = 0
 
@@ -154,7 +155,7 @@ class Stream:
         return True
 
     def _script(self, own: str, kind: str, profile: str, work_s: float) -> str:
-        command = f"{self._binary} {work_s:.2f} 3 50 20 2048 {profile} {self.testbed.layout.home}/rates"
+        command = f"{self._binary} {work_s:.2f} 3 50 20 2048 {profile} {_rates_file(self.testbed)}"
         if kind == "two cards":
             command = f"sleep {work_s:.2f}"
         return f"""#!/bin/sh
@@ -178,6 +179,18 @@ mark end
                     cards = tuple(int(gpu) for gpu in gpus.split(",") if gpu.isdecimal())
                     found.append(Mark(what, own, int(job), int(restart), float(at), node, cards, int(shards)))
         return sorted(found, key=lambda mark: mark.at_s)
+
+
+def set_rates(testbed: Testbed, rates: Mapping[str, float]) -> None:
+    """How fast all jobs run beside each other from now on."""
+    path = _rates_file(testbed)
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"{name} {rate}\n" for name, rate in rates.items()))
+    new.replace(path)
+
+
+def _rates_file(testbed: Testbed) -> Path:
+    return testbed.layout.home / "rates"
 
 
 def _token(user: str, profile: str) -> str:

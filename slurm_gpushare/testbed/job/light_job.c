@@ -5,7 +5,7 @@
  * It does what `workload.py` does on the card that CUDA_VISIBLE_DEVICES names: takes a seat, works at the speed that its
  * neighbours leave it, publishes its load, and leaves. Where several cards are named it has a seat on each, as a job that
  * trains on all of them at once, and is as fast as on the slowest. RATES_FILE has a line `NEIGHBOUR RATE` for each profile that was
- * measured beside its own; rate 0 means that the two do not fit on one card. At the end it prints one line with times
+ * measured beside its own; rate 0 means that the two do not fit on one card. A file that changes holds from then on. At the end it prints one line with times
  * of the wall clock:
  *
  *     done node=gpu0 gpu=2 joined_s=1700000000.123 ended_s=1700000010.456 work_s=10.000
@@ -63,9 +63,15 @@ static uint64_t now_us(void) { return clock_us(CLOCK_MONOTONIC); }
 /* ---- what is known of other profiles ---- */
 static void read_rates(const char *path)
 {
-    FILE *file = fopen(path, "re");
-    if (!file)
-        fail(path, strerror(errno));
+    static struct timespec read_last;
+    struct stat st;
+    FILE *file;
+    if (stat(path, &st) || !memcmp(&st.st_mtim, &read_last, sizeof read_last))
+        return;
+    if (!(file = fopen(path, "re")))
+        return;
+    read_last = st.st_mtim;
+    neighbour_count = 0;
     while (neighbour_count < MAX_NEIGHBOURS &&
            fscanf(file, "%63s %lf", neighbours[neighbour_count].profile, &neighbours[neighbour_count].rate) == 2)
         neighbour_count++;
@@ -340,6 +346,8 @@ int main(int argc, char **argv)
     gpu_pct = atof(argv[3]), access_pct = atof(argv[4]), mem_mib = atof(argv[5]), profile = argv[6];
     if (!(work_s > 0))
         fail("WORK_S", "must be positive");
+    if (access(argv[7], R_OK))
+        fail(argv[7], strerror(errno));
     read_rates(argv[7]);
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM), sigaddset(&signals, SIGINT), sigaddset(&signals, SIGCONT);
@@ -363,6 +371,7 @@ int main(int argc, char **argv)
             published_s = done_s;
         }
         rate = advance(&at_us, look_us, work_s - done_s, &done_s);
+        read_rates(argv[7]);
         if (work_s - done_s < 1e-6)
             done_s = work_s;
         if (got == SIGTERM || got == SIGINT) {
