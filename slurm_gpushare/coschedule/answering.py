@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,7 @@ from slurm_gpushare.coschedule.acting.reread import read_again
 from slurm_gpushare.coschedule.emptied.board import Board
 from slurm_gpushare.coschedule.emptied.ended_jobs import EndedJob, EndedJobs
 from slurm_gpushare.coschedule.planning.plan import plan
-from slurm_gpushare.coschedule.tick import Helper, TickReport
+from slurm_gpushare.coschedule.tick import Helper
 from slurm_gpushare.coschedule.view.observe import View
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.coschedule.view.snapshot import How, Placement
@@ -50,7 +51,7 @@ class _Answer:
     waiting: dict[str, list[int]]
     """Nodes that still hold, with the jobs that ended there."""
     emptied: list[GpuAddress] = field(default_factory=list)
-    report: TickReport = field(default_factory=TickReport)
+    outcomes: Counter[str] = field(default_factory=Counter)
     fresh: dict[str, Job] = field(default_factory=dict)
     """The jobs that are about to be placed, read again in one request."""
 
@@ -125,7 +126,7 @@ class Answerer:
             for node in list(answer.waiting):
                 self._let_go(node, answer)
         self._took_s = time.monotonic() - heard_s
-        placed = answer.report.outcomes.get("place:done", 0)
+        placed = answer.outcomes["place:done"]
         if answer.emptied or placed:
             log.info(
                 "answer", ended=",".join(str(job.raw_id) for job in ended), cards=",".join(map(str, answer.emptied)),
@@ -185,7 +186,7 @@ class Answerer:
         for placement in placements:
             card = GpuAddress(placement.node, placement.index)
             first = placement.how in (How.ALONE, How.UNSHARED) and card in answer.emptied
-            outcome = helper.place(placement, view, answer.report, answer.fresh)
+            outcome = helper.place(placement, view, answer.outcomes, answer.fresh)
             if outcome is Outcome.DONE and first:
                 helper.contest.given(placement.key, card)
             elif outcome is Outcome.MOVED_ON:

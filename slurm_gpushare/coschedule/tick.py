@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from slurm_gpushare.config import PLACES_NOBODY, Config
 from slurm_gpushare.coschedule import log
 from slurm_gpushare.coschedule.acting import explain
-from slurm_gpushare.coschedule.acting.apply import CHANGED, Applied, Outcome, apply
-from slurm_gpushare.coschedule.acting.changes import Change, leave, place, restore, touched
+from slurm_gpushare.coschedule.acting.apply import Outcome
+from slurm_gpushare.coschedule.acting.changes import Change, place, restore, touched
 from slurm_gpushare.coschedule.acting.failed_placements import Placements
-from slurm_gpushare.coschedule.acting.reread import is_same, read_again
 from slurm_gpushare.coschedule.acting.shadow import ShadowRecord, as_if_shareable, with_open_cards
-from slurm_gpushare.coschedule.acting.tagging import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.coschedule.acting.time_limits import ends_soon, extension, most_lost_s, stopped_s
+from slurm_gpushare.coschedule.changer import Changer
+from slurm_gpushare.coschedule.comments import Comments
 from slurm_gpushare.coschedule.emptied.contest import Contest
-from slurm_gpushare.coschedule.emptied.recent_view import RecentView, TickFacts, as_changed
+from slurm_gpushare.coschedule.emptied.recent_view import TickFacts
 from slurm_gpushare.coschedule.pairs.conduct_watch import ConductWatch
 from slurm_gpushare.coschedule.pairs.ledger import Ledger, pairs_now
 from slurm_gpushare.coschedule.pairs.spans import SpanKeeper, past_spans
@@ -43,13 +42,6 @@ from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.decisions import Decision
-from slurm_gpushare.store.gpu_models import models_of
-
-# Leases that find no place are ended by the helper a few hundred a tick; the rest end by themselves in time.
-LEASES_A_TICK = 300
-LEASES_S = 1.0
-"""No longer than this: somebody may submit thousands of jobs at once, and pauses and memory must not wait for them."""
-COMMENTS_EVERY_S = 30.0
 
 
 @dataclass(slots=True)
@@ -59,16 +51,13 @@ class TickReport:
     jobs: int = 0
     pending: int = 0
     pairs: int = 0
-    outcomes: dict[str, int] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
     calls: int = 0
     plan_s: float = 0.0
     total_s: float = 0.0
     view: View | None = None
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     """Why jobs wait, by key."""
-
-    def count(self, what: str) -> None:
-        self.outcomes[what] = self.outcomes.get(what, 0) + 1
 
 
 class Helper:
@@ -100,15 +89,12 @@ class Helper:
         self._lately, self._gangs_lately = RecentDurations(), RecentDurations(gangs=True)
         self._site = SiteCache(slurm)
         self._lost_shards = LostShards()
-        self.lock = threading.RLock()
-        """Held while changes are made, and while an answer to a node is worked out in its own thread."""
-        self.recent = RecentView()
+        self._changer = Changer(slurm, dry_run=dry_run)
+        self.lock, self.recent = self._changer.lock, self._changer.recent
+        self._comments = Comments(slurm, store, self._changer)
         self.contest = Contest()
         self.somebody_waits = False
         """Whether a job waits that we could give a card to."""
-        self._asked_s = 0.0
-        self._comments_s = -COMMENTS_EVERY_S
-        self._fresh: dict[str, Job] = {}
         self._decisions: list[Decision] = []
         self._reasons = WaitReasons()
         self._shadow = ShadowRecord(store)
@@ -140,14 +126,15 @@ class Helper:
     def tick(self, jobs: list[Job] | None = None, asked_s: float | None = None) -> TickReport:
         """Look once and act on it. `jobs` may be given if the queue was just read, at `asked_s` (monotonic clock)."""
         begun, now_s, report = time.monotonic(), self._clock(), TickReport()
-        self._asked_s = begun if asked_s is None else asked_s
+        self._changer.asked_s = begun if asked_s is None else asked_s
         calls = self._slurm.calls
         view = self._look(now_s, jobs)
         report.jobs = len(view.jobs)
         report.pending = len(view.snapshot.pending)
         self._follow_pairs(view, report)
-        self._follow_comments(view, report)
-        self._let_go(view, report)
+        if not self.places_nobody:
+            self._decisions += self._comments.follow(view, self.config, report.outcomes)
+        self._decisions += self._comments.let_go(view, report.outcomes)
         self._take_back(view, report)
         planned = time.monotonic()
         decided = plan(view.snapshot, self.knowledge, self.settings.for_plan)
@@ -180,9 +167,9 @@ class Helper:
             if new:
                 report.outcomes["shadow"] = len(new)
             return set()
-        self._read_again(item.key for item in decided.placements)
+        self._changer.read_again(item.key for item in decided.placements)
         done = (Outcome.DONE, Outcome.DRY)
-        return {item.key for item in decided.placements if self.place(item, view, report) in done}
+        return {item.key for item in decided.placements if self.place(item, view, report.outcomes) in done}
 
     def _look(self, now_s: float, jobs: list[Job] | None) -> View:
         jobs = self._slurm.jobs() if jobs is None else jobs
@@ -204,8 +191,8 @@ class Helper:
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
         view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s, mean_gang_s=gang_s))
         with self.lock:
-            self.recent.take(view, seen, self.config, self._asked_s)
-            self.contest.settle(view.jobs, view.cards, self._asked_s)
+            self.recent.take(view, seen, self.config, self._changer.asked_s)
+            self.contest.settle(view.jobs, view.cards, self._changer.asked_s)
         return view
 
     def _follow_pairs(self, view: View, report: TickReport) -> None:
@@ -231,9 +218,9 @@ class Helper:
         shared = [job for job in view.jobs.values() if job.running and job.raw_id in costs] if costs else []
         found = ((job, self._extension(job, costs[job.raw_id], view)) for job in shared)
         changes = [(job, change) for job, change in found if change is not None]
-        self._read_again(job.key for job, _ in changes)
+        self._changer.read_again(job.key for job, _ in changes)
         for job, change in changes:
-            if self._apply(job, change, "extend", report).outcome is Outcome.DONE:
+            if self._changer.apply(job, change, "extend", report.outcomes).outcome is Outcome.DONE:
                 self._decisions.append(explain.noted(job, "extended", view.now_s, limit=change.fields["TimeLimit"]))
 
     def _extension(self, job: Job, cost: SharingCost, view: View) -> Change | None:
@@ -244,71 +231,20 @@ class Helper:
             lost_s += min(cost.lost_s, most_lost_s(job, site_pct))
         return extension(job, lost_s, self._site.most_s(job.partitions), view.free_until_s(job))
 
-    def _follow_comments(self, view: View, report: TickReport) -> None:
-        """Tag jobs that the hook missed, and take tags off where the owner took the token off.
-
-        Comments are asked for apart, and seldom: it costs a request.
-        """
-        missed = untagged(view.jobs.values(), self.config.partitions, self.config.shards_per_gpu)
-        measured = only_measured(view.jobs.values())
-        if self.places_nobody or not (missed or measured) or view.now_s - self._comments_s < COMMENTS_EVERY_S:
-            return
-        self._comments_s = view.now_s
-        comments = self._slurm.comments()
-        if not self._withdraw(withdrawals(measured, comments), view, report):
-            self._comments_s -= COMMENTS_EVERY_S  # the rest at the next look
-        self._adopt(missed, comments, view, report)
-
-    def _withdraw(self, found: Sequence[tuple[Job, Change]], view: View, report: TickReport) -> bool:
-        """Take tags off, a bounded number: an array's owner can ask for thousands at once. Whether these were all."""
-        tried = 0
-        for job, change in self._in_time(found):
-            tried += 1
-            if self._apply(job, change, "opt-out", report).outcome is Outcome.DONE:
-                self._decisions.append(explain.noted(job, "opted-out", view.now_s))
-        return tried == len(found)
-
-    def _adopt(self, missed: Sequence[Job], comments: Mapping[str, str], view: View, report: TickReport) -> None:
-        """Tag jobs that the hook missed."""
-        profiles, anew = self._store.profiles, self._store.conduct.to_measure()
-        own_names = models_of(self._store.database, self.config.gpu_models).values()
-
-        def cluster_of(token: str, uid: int) -> int | None:
-            found = {} if token in anew else profiles.by_model({token})
-            known = [found[model][token] for model in own_names if model in found]
-            return known[0].cluster if known and known[0].owner_uid == uid else None
-
-        found = adoptions(missed, comments, cluster_of)
-        batch = self._slurm.batch_jobs([job.key for job, _ in found]) if found else frozenset()
-        for job, change in found:
-            if job.key not in batch:  # the hook leaves srun and salloc alone, and says so
-                continue
-            applied = self._apply(job, change, "tag", report)
-            if applied.outcome is Outcome.DONE:
-                self._decisions.append(explain.noted(job, "tagged", view.now_s))
-
-    def _let_go(self, view: View, report: TickReport) -> None:
-        """Take off what is left of ours in jobs whose owners opted out."""
-        for job in (job for job in view.jobs.values() if job.opted_out):
-            change = leave(job, view.now_s)
-            if change is not None and self._apply(job, change, "opt-out", report).outcome is Outcome.DONE:
-                self._decisions.append(explain.noted(job, "opted-out", view.now_s))
-
     def _take_back(self, view: View, report: TickReport) -> None:
         for job, why in self._placements.overdue(view.jobs.values(), view.nodes, view.now_s):
             change = restore(job, self._slurm.release, view.now_s)
             self._placements.failed(job, view.now_s)
-            if change is not None and self._apply(job, change, "take-back", report, why=why).outcome is Outcome.DONE:
+            if change is None:
+                continue
+            if self._changer.apply(job, change, "take-back", report.outcomes, why=why).outcome is Outcome.DONE:
                 card = parse_card(job.tag.placed if job.tag else None)
                 self._decisions.append(explain.taken_back(job, card, why, view.now_s))
 
     def place(
-        self, placement: Placement, view: View, report: TickReport, answer: dict[str, Job] | None = None
+        self, placement: Placement, view: View, outcomes: Counter[str], answer: dict[str, Job] | None = None
     ) -> Outcome | None:
-        """Send a job to its card; None if this Slurm cannot change its request so.
-
-        `answer`: in answer to a node, with the jobs that were read again for it.
-        """
+        """Send a job to its card; None if this Slurm cannot change its request so. `answer` is as for `Changer`."""
         job = view.jobs[placement.key]
         node = view.nodes[placement.node]
         total = node.shards_per_gpu[placement.index]
@@ -318,14 +254,14 @@ class Helper:
         successor = placement.how is How.SUCCEEDS
         change = place(job, card, node.gpus[placement.index], shards, self._slurm.release, view.now_s, guest, successor)
         if change is None:
-            report.count("unchangeable")
+            outcomes["unchangeable"] += 1
             return None
         cards = {GpuAddress(placement.node, index) for index in node.gpus} if job.gang else {card}
-        if answer is None and cards & self.recent.overtaken(self._asked_s)[1]:
-            report.count("place:overtaken")
+        if answer is None and cards & self.recent.overtaken(self._changer.asked_s)[1]:
+            outcomes["place:overtaken"] += 1
             return Outcome.MOVED_ON
-        applied = self._apply(
-            job, change, "place", report, answer, gpu=card, how=placement.how, beside=placement.partner_key,
+        applied = self._changer.apply(
+            job, change, "place", outcomes, answer, gpu=card, how=placement.how, beside=placement.partner_key,
             isd_pct=placement.reasons.guest_isd_pct, resident_isd_pct=placement.reasons.resident_isd_pct,
         )  # fmt: skip
         if applied.outcome is Outcome.DONE:
@@ -346,21 +282,10 @@ class Helper:
             and not job.held
             and not job.dependency
         )
-        for job, change in self._in_time((job, change) for job, change in leased if change is not None):
+        for job, change in self._changer.in_time((job, change) for job, change in leased if change is not None):
             reason = report.reasons.get(job.key)
-            self._apply(job, change, "wait", report, why=sentence(reason) if reason else None)
+            self._changer.apply(job, change, "wait", report.outcomes, why=sentence(reason) if reason else None)
         self._note_waits(view, report)
-
-    def _in_time(self, changes: Iterable[tuple[Job, Change]]) -> Iterator[tuple[Job, Change]]:
-        """The first of many changes, as many as a tick has time for; their jobs are read again in one request."""
-        some = list(islice(changes, LEASES_A_TICK))
-        self._read_again(job.key for job, _ in some)
-        until_s = time.monotonic() + LEASES_S
-        for job, change in some:
-            if time.monotonic() > until_s:
-                self._fresh.clear()  # would be old by the next change
-                return
-            yield job, change
 
     def _note_waits(self, view: View, report: TickReport) -> None:
         """Record why jobs wait, once for each reason: its numbers change from tick to tick."""
@@ -369,38 +294,3 @@ class Helper:
                 self._told[key] = reason.code
                 self._decisions.append(explain.waits(view.jobs[key], reason, view.now_s))
         self._told = {key: code for key, code in self._told.items() if key in view.jobs}
-
-    def _read_again(self, keys: Iterable[str]) -> None:
-        """Read jobs that are about to be changed in one request instead of one by one."""
-        if not self.dry_run:
-            self._fresh = read_again(self._slurm, keys)
-
-    def _is_same(self, job: Job, fresh: dict[str, Job]) -> bool:
-        """Whether the job is still what the decision was about, by what was read again just now."""
-        if self.dry_run:
-            return True
-        now = fresh.pop(job.key, None) or read_again(self._slurm, [job.key]).get(job.key)
-        return is_same(job, now)
-
-    def _apply(
-        self,
-        job: Job,
-        change: Change,
-        event: str,
-        report: TickReport,
-        answer: dict[str, Job] | None = None,
-        **fields: object,
-    ) -> Applied:
-        with self.lock:
-            if answer is None and job.key in self.recent.overtaken(self._asked_s)[0]:
-                applied = Applied(job.key, Outcome.MOVED_ON, "it was placed in answer to a node meanwhile")
-            elif not self._is_same(job, self._fresh if answer is None else answer):
-                applied = Applied(job.key, Outcome.MOVED_ON, CHANGED)
-            else:
-                applied = apply(self._slurm, change, self.dry_run)
-                if applied.outcome is Outcome.DONE:
-                    self.recent.update(job.key, as_changed(job, change), answered=answer is not None)
-        report.count(f"{event}:{applied.outcome}")
-        tell = log.warning if applied.outcome is Outcome.REFUSED else log.info
-        tell(event, job=job.key, outcome=applied.outcome, **fields, message=applied.message or None)
-        return applied

@@ -12,9 +12,9 @@ from hook_testbed import USER, home_of
 from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, tick
 from telemetry_bed import endless, until, workload
 
+from slurm_gpushare.coschedule.changer import MANY
 from slurm_gpushare.coschedule.pairs import keeping
 from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ENOUGH
-from slurm_gpushare.coschedule.tick import LEASES_A_TICK
 from slurm_gpushare.store.incoming import Spool
 from slurm_gpushare.testbed.experiment.submitting import submit
 from slurm_gpushare.testbed.slurm.configuration import CPUS_PER_NODE
@@ -130,7 +130,7 @@ def test_arrays_do_not_hold_a_tick(site: Site, verdict: Verdict) -> None:
     report = site.tick()
     ended = sum(count for what, count in report.outcomes.items() if what.startswith("wait:"))
     verdict("three arrays of a thousand tasks with leases", "some changes in a tick but bounded, all are seen",
-            f"{'some' if 0 < ended <= LEASES_A_TICK else ended} changes in a tick but bounded, "
+            f"{'some' if 0 < ended <= MANY else ended} changes in a tick but bounded, "
             f"{'all' if report.jobs >= 3000 else report.jobs} are seen")  # fmt: skip
 
 

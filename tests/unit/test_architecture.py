@@ -35,6 +35,8 @@ ROOMS = {
         ("acting", "wait_reasons"),
         ("pairs",),
         ("emptied",),
+        ("changer",),
+        ("comments",),
         ("tick",),
         ("answering", "publishing"),
         ("daemon",),

@@ -11,7 +11,7 @@ import pytest
 from slurm_things import TOKEN_A, TOKEN_B, job, node, running
 
 from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.coschedule import tick
+from slurm_gpushare.coschedule import changer
 from slurm_gpushare.coschedule.acting.changes import Change
 from slurm_gpushare.coschedule.answering import Answerer
 from slurm_gpushare.coschedule.emptied.contest import Contest
@@ -257,5 +257,5 @@ def test_a_flood_of_leases_does_not_hold_a_tick_up(tmp_path: Path, monkeypatch: 
     jobs = [waits(str(key), 50, tag=f"{TAG};l=1", eligible_s=later_s) for key in range(10, 20)]
     ended = [key for key in Scene(tmp_path / "all", jobs).slurm.changed if int(key) >= 10]
     assert len(ended) == 10
-    monkeypatch.setattr(tick, "LEASES_S", -1.0)
+    monkeypatch.setattr(changer, "MANY_S", -1.0)
     assert Scene(tmp_path / "none", jobs).slurm.changed == []

@@ -1,0 +1,86 @@
+"""Follows the comments of jobs: tags those that the hook missed, and lets those go whose owners opted out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from slurm_gpushare.config import Config
+from slurm_gpushare.coschedule.acting import explain
+from slurm_gpushare.coschedule.acting.apply import Outcome
+from slurm_gpushare.coschedule.acting.changes import Change, leave
+from slurm_gpushare.coschedule.acting.tagging import adoptions, only_measured, untagged, withdrawals
+from slurm_gpushare.coschedule.changer import Changer
+from slurm_gpushare.coschedule.view.observe import View
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.store.gpu_models import models_of
+
+EVERY_S = 30.0
+"""Comments are asked for apart, and seldom: it costs a request."""
+
+
+class Comments:
+    """What the helper remembers of them is when it last asked."""
+
+    def __init__(self, slurm: Slurm, store: Store, changer: Changer) -> None:
+        self._slurm, self._store, self._changer = slurm, store, changer
+        self._asked_s = -EVERY_S
+
+    def follow(self, view: View, config: Config, outcomes: Counter[str]) -> list[Decision]:
+        """Tag jobs that the hook missed, and take tags off where the owner took the token off."""
+        missed = untagged(view.jobs.values(), config.partitions, config.shards_per_gpu)
+        measured = only_measured(view.jobs.values())
+        if not (missed or measured) or view.now_s - self._asked_s < EVERY_S:
+            return []
+        self._asked_s = view.now_s
+        comments = self._slurm.comments()
+        withdrawn = self._withdraw(withdrawals(measured, comments), view, outcomes)
+        return withdrawn + self._adopt(missed, comments, view, config, outcomes)
+
+    def let_go(self, view: View, outcomes: Counter[str]) -> list[Decision]:
+        """Take off what is left of ours in jobs whose owners opted out."""
+        left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
+        changes = ((job, change) for job, change in left if change is not None)
+        return [
+            explain.noted(job, "opted-out", view.now_s)
+            for job, change in self._changer.in_time(changes)
+            if self._done(job, change, "opt-out", outcomes)
+        ]
+
+    def _withdraw(self, found: Sequence[tuple[Job, Change]], view: View, outcomes: Counter[str]) -> list[Decision]:
+        """Take tags off, a bounded number: an array's owner can ask for thousands at once."""
+        tried, decisions = 0, []
+        for job, change in self._changer.in_time(found):
+            tried += 1
+            if self._done(job, change, "opt-out", outcomes):
+                decisions.append(explain.noted(job, "opted-out", view.now_s))
+        if tried < len(found):
+            self._asked_s -= EVERY_S  # the rest at the next look
+        return decisions
+
+    def _adopt(
+        self, missed: Sequence[Job], comments: Mapping[str, str], view: View, config: Config, outcomes: Counter[str]
+    ) -> list[Decision]:
+        """Tag jobs that the hook missed."""
+        profiles, anew = self._store.profiles, self._store.conduct.to_measure()
+        own_names = models_of(self._store.database, config.gpu_models).values()
+
+        def cluster_of(token: str, uid: int) -> int | None:
+            found = {} if token in anew else profiles.by_model({token})
+            known = [found[model][token] for model in own_names if model in found]
+            return known[0].cluster if known and known[0].owner_uid == uid else None
+
+        found = adoptions(missed, comments, cluster_of)
+        # The hook leaves srun and salloc alone, and says so.
+        batch = self._slurm.batch_jobs([job.key for job, _ in found]) if found else frozenset()
+        return [
+            explain.noted(job, "tagged", view.now_s)
+            for job, change in found
+            if job.key in batch and self._done(job, change, "tag", outcomes)
+        ]
+
+    def _done(self, job: Job, change: Change, event: str, outcomes: Counter[str]) -> bool:
+        return self._changer.apply(job, change, event, outcomes).outcome is Outcome.DONE
