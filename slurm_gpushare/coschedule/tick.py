@@ -234,7 +234,7 @@ class Helper:
     def _take_back(self, view: View, report: TickReport) -> None:
         for job, why in self._placements.overdue(view.jobs.values(), view.nodes, view.now_s):
             change = restore(job, self._slurm.release, view.now_s)
-            self._placements.failed(job, view.now_s)
+            self._placements.failed(job, view.nodes, view.now_s)
             if change is None:
                 continue
             if self._changer.apply(job, change, "take-back", report.outcomes, why=why).outcome is Outcome.DONE:

@@ -45,6 +45,9 @@ class Half:
     def observe(self, victim: str, neighbour: str, rate: float, weight: float = 1.0) -> None: ...
 
 
+NODES = {name: node(name=name) for name in ("n0", "n1", "n2")}
+
+
 def placed(key: str = "5", **changes: object) -> Job:
     values = {"tag": f"{TAG};g=n0:1", "per_node": "gres/shard:v100_1:1", "wanted_nodes": "n0"} | changes
     return job(key, **values)
@@ -58,6 +61,11 @@ class TestTakingBack:
         assert placements.overdue([placed()], nodes, NOW + 29) == []
         behind_another = placed(reason="ReqNodeNotAvail, May be reserved for other job")
         assert placements.overdue([behind_another], nodes, NOW + 29) == [], "it waits for the same epilog"
+        for reason in (
+            "ReqNodeNotAvail, UnavailableNodes:n0",
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+        ):
+            assert placements.overdue([placed(reason=reason)], nodes, NOW + 29) == [], "slurmctld has just been started"
         ((_, why),) = placements.overdue([placed()], nodes, NOW + 31)
         assert "within 30 s" in why
 
@@ -84,13 +92,16 @@ class TestTakingBack:
         drained = node(states=frozenset({"idle", "drain"}))
         assert placements.overdue([placed()], {"n0": drained}, NOW + 1)
         assert placements.overdue([placed()], {}, NOW + 1)
+        placements.failed(placed(), {"n0": drained}, NOW + 1)
+        placements.failed(placed(), {}, NOW + 1)
+        assert placements.avoid(["n0"], NOW + 2) == {}, "once it is back, it may do"
 
     def test_a_node_that_failed_a_job_is_avoided_and_two_are_enough(self) -> None:
         placements = Placements(bound_s=30)
-        placements.failed(placed(), NOW)
+        placements.failed(placed(), NODES, NOW)
         assert placements.avoid(["n0", "n1", "n2"], NOW + 1) == {"5": frozenset({"n0"})}
         other = placed(tag=f"{TAG};g=n1:1", wanted_nodes="n1")
-        placements.failed(other, NOW)
+        placements.failed(other, NODES, NOW)
         assert placements.avoid(["n0", "n1", "n2"], NOW + 1) == {"5": frozenset({"n0", "n1", "n2"})}
         assert placements.avoid(["n0"], NOW + 10_000) == {}
 
@@ -98,14 +109,14 @@ class TestTakingBack:
         placements = Placements(bound_s=30)
         for key in ("5", "6"):
             for name in ("n0", "n1"):
-                placements.failed(placed(key=key, tag=f"{TAG};g={name}:1", wanted_nodes=name), NOW)
+                placements.failed(placed(key=key, tag=f"{TAG};g={name}:1", wanted_nodes=name), NODES, NOW)
         everywhere = frozenset({"n0", "n1", "n2"})
         nodes = (name for name in ("n0", "n1", "n2"))
         assert placements.avoid(nodes, NOW + 1) == {"5": everywhere, "6": everywhere}
 
     def test_jobs_that_are_gone_are_forgotten(self) -> None:
         placements = Placements(bound_s=30)
-        placements.failed(placed(), NOW)
+        placements.failed(placed(), NODES, NOW)
         placements.overdue([], {}, NOW)
         assert placements.avoid(["n0"], NOW + 1) == {}
 

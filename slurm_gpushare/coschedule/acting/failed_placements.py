@@ -14,6 +14,7 @@ from slurm_gpushare.slurm.queue import Job
 # A node that did not start a job is left out for it this long; after two such nodes Slurm decides alone.
 AVOID_S = 600.0
 TRIES = 2
+_AWAY = ("unavailablenodes", "nodes required for job are down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Sent:
 
     at_s: float
     restarts: int
+
+
+def _is_away(reason: str) -> bool:
+    """Whether Slurm says that the job's node is not there. It says so of every node in its first seconds."""
+    return any(words in reason.lower() for words in _AWAY)
 
 
 class Placements:
@@ -67,18 +73,22 @@ class Placements:
             return "it was requeued"
         if job.held:
             return "it was held"
-        if job.dependency or not may_start(job.reason):
+        if job.dependency or not (may_start(job.reason) or _is_away(job.reason)):
             return f"Slurm holds it back ({job.reason or 'dependency'})"
         if now_s - sent.at_s > self.bound_s:
             return f"Slurm did not start it within {self.bound_s:g} s"
         return ""
 
-    def failed(self, job: Job, now_s: float) -> None:
-        """Remember that placing the job on its node came to nothing."""
+    def failed(self, job: Job, nodes: Mapping[str, Node], now_s: float) -> None:
+        """Remember that placing the job on its node came to nothing; one that is out of service may do when it is back.
+
+        `nodes` are those that Slurm has now.
+        """
         self._sent.pop(job.key, None)
         card = placed_card(job)
-        if card is not None:
-            self._failed[job.key][card.node] = now_s
+        node = nodes.get(card.node) if card else None
+        if node is not None and node.usable:
+            self._failed[job.key][node.name] = now_s
 
     def avoid(self, all_nodes: Iterable[str], now_s: float) -> dict[str, frozenset[str]]:
         """Nodes to leave out, by job."""
