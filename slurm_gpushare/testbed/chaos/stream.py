@@ -36,10 +36,12 @@ LIMITS_MIN = (4, 6, 10)
 DISTURBER_LIMIT_MIN = 3
 """A guest's limit may not outlast its resident's while others wait for the card: equal limits would never share."""
 MEAN_S = 24.0
-RATES = dict.fromkeys((f"p{index}" for index in range(WORKLOADS)), 0.80) | {"disturber": 0.30}
+BUSY_PCT = dict.fromkeys(("long", "disturber"), 95)
+"""How busy a kind keeps a card, where that is not half of the time. A loss is only believed of a card that is busy."""
+RATES = dict.fromkeys((f"p{index}" for index in range(WORKLOADS)), 0.80) | {"long": 0.80, "disturber": 0.30}
 """How fast anybody runs beside a workload."""
-ROUGH = dict.fromkeys(RATES, 0.30)
-"""The same when all workloads have begun to slow their neighbours: the helper could not know."""
+ROUGH = dict.fromkeys(RATES, 0.30) | {"long": 0.70}
+"""The same when workloads have begun to slow their neighbours, above all long ones: the helper could not know."""
 KNOWN_RATE = 0.85
 """What the helper is told of every pair: enough to let them share."""
 _ORDINARY = tuple(f"p{index}" for index in range(WORKLOADS))
@@ -101,11 +103,10 @@ class Stream:
     @property
     def profiles(self) -> list[KnownProfile]:
         """What is known at the start."""
-        features = {"mgup": 50.0, "mgmap": 12.5, "mgtsamp": 20.0, f"{ACTIVITY}_mean": 45.0}
         return [
             KnownProfile(_token(user, name), pwd.getpwnam(user).pw_uid, "V100", 2048, MEM_TOTAL_MIB, number % 3,
                          self.mean_s * (LONG if name == _LONG else 1.0),
-                         features)
+                         _features(BUSY_PCT.get(name.split()[0], 50)))
             for user in TEST_USERS for number, name in enumerate((*_ORDINARY, _LONG, *_DISTURBING))
         ]  # fmt: skip
 
@@ -127,7 +128,7 @@ class Stream:
         profile, work_s = f"p{self._random.randrange(WORKLOADS)}", self._random.uniform(0.7, 1.3) * self.mean_s
         limit_min, token = self._random.choice(LIMITS_MIN), _token(user, profile)
         if kind == "long":
-            work_s, token = LONG * self.mean_s, _token(user, _LONG)
+            profile, work_s, token = kind, LONG * self.mean_s, _token(user, _LONG)
         if kind == "disturber":
             profile, work_s, token = kind, 1.5 * self.mean_s, _token(user, _DISTURBING[self._disturbed % DISTURBERS])
             limit_min, self._disturbed = DISTURBER_LIMIT_MIN, self._disturbed + 1
@@ -155,7 +156,8 @@ class Stream:
         return True
 
     def _script(self, own: str, kind: str, profile: str, work_s: float) -> str:
-        command = f"{self._binary} {work_s:.2f} 3 50 20 2048 {profile} {_rates_file(self.testbed)}"
+        busy_pct, rates = BUSY_PCT.get(kind, 50), _rates_file(self.testbed)
+        command = f"{self._binary} {work_s:.2f} 3 {busy_pct} 20 2048 {profile} {rates}"
         if kind == "two cards":
             command = f"sleep {work_s:.2f}"
         return f"""#!/bin/sh
@@ -179,6 +181,10 @@ mark end
                     cards = tuple(int(gpu) for gpu in gpus.split(",") if gpu.isdecimal())
                     found.append(Mark(what, own, int(job), int(restart), float(at), node, cards, int(shards)))
         return sorted(found, key=lambda mark: mark.at_s)
+
+
+def _features(busy_pct: int) -> dict[str, float]:
+    return {"mgup": float(busy_pct), "mgmap": 12.5, "mgtsamp": 20.0, f"{ACTIVITY}_mean": 0.93 * busy_pct}
 
 
 def set_rates(testbed: Testbed, rates: Mapping[str, float]) -> None:
