@@ -29,6 +29,10 @@ class StoreReplaced(StoreError):
     """The store's file was deleted, or another one took its place: what was read from it no longer counts."""
 
 
+class StoreDamaged(StoreError):
+    """The store's file is not what SQLite wrote: only a copy of it helps."""
+
+
 class Database:
     """One store's engine. `read` sees a consistent snapshot; `write` holds the only write transaction of SQLite."""
 
@@ -172,7 +176,8 @@ class Database:
         text = str(cause.args[-1] if getattr(cause, "args", None) else cause)
         for sign, what, hint in _KNOWN:
             if sign in text.lower():
-                return StoreError(f"{self.where}: {what}", hint)
+                kind = StoreDamaged if sign in _DAMAGE else StoreError
+                return kind(f"{self.where}: {what}", hint)
         return StoreError(f"{self.where}: {text}")
 
 
@@ -205,6 +210,9 @@ _KNOWN = (
     ("no such table", "holds no gpushare store", "Make it with: gpushare db migrate."),
     ("doesn't exist", "holds no gpushare store", "Make it with: gpushare db migrate."),
 )
+
+
+_DAMAGE = ("not a database", "malformed")
 
 
 def _from_file(path: Path) -> str:

@@ -17,13 +17,20 @@ from slurm_gpushare.ownership import hand_over
 from slurm_gpushare.store import counters, schema
 from slurm_gpushare.store.chunks import chunks
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
-from slurm_gpushare.store.database import Database, StoreError, sqlite_path
+from slurm_gpushare.store.database import Database, StoreDamaged, StoreError, sqlite_path
 from slurm_gpushare.store.migrate import known_migrations, migrate, store_version
 from slurm_gpushare.store.store import Store
 
 
 def problems(database: Database) -> list[str]:
-    """What is wrong with the store; empty if it is sound. Raises where it cannot even be opened."""
+    """What is wrong with the store; empty if it is sound. Raises where there is none, or it is not ours to read."""
+    try:
+        return _problems(database)
+    except StoreDamaged as error:
+        return [str(error).removeprefix(f"{database.where}: ")]
+
+
+def _problems(database: Database) -> list[str]:
     version, latest = store_version(database), known_migrations()[-1].version
     if version != latest:
         return [f"schema {version}, this release has {latest}: run 'gpushare db migrate', or update this release"]
@@ -31,7 +38,8 @@ def problems(database: Database) -> list[str]:
     with database.read() as connection:
         if database.is_sqlite:
             lines = connection.exec_driver_sql("PRAGMA integrity_check(5)").scalars().all()
-            found += [f"damaged: {line}" for line in lines if line != "ok"]
+            if lines != ["ok"]:
+                return [f"damaged: {line}" for line in lines]
         missing = set(schema.METADATA.tables) - set(inspect(connection).get_table_names())
         found += [f"table {name} is missing" for name in sorted(missing)]
         if not missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -96,19 +97,23 @@ def test_a_password_is_never_shown(run: Run) -> None:
 
 def test_a_file_that_is_something_else(run: Run, path: Path) -> None:
     path.write_bytes(b"hello " * 1000)
-    code, _, err = run("db", "check")
-    assert code == 1
-    assert "is not an SQLite database, or is damaged. Restore" in one_line(err)
+    code, out, err = run("db", "check")
+    assert (code, err) == (3, "")
+    assert out == f"{path}: is not an SQLite database, or is damaged. Restore the last 'gpushare db backup'.\n"
 
 
-def test_a_damaged_store_is_found_by_check(run: Run, path: Path, site: Site) -> None:
+@pytest.mark.parametrize("page", [0, 1, 2, 5, 12])
+def test_a_damaged_store_is_found_by_check(run: Run, path: Path, site: Site, page: int) -> None:
     site.store.close()
     content = bytearray(path.read_bytes())
-    content[8192:20480] = b"\xff" * 12288
+    content[page * 4096 + 100 * (not page) : (page + 1) * 4096] = b"\xff" * (4096 - 100 * (not page))
     path.write_bytes(content)
     code, out, err = run("db", "check")
-    assert code in {1, 3}
-    assert "damaged" in out + err
+    assert (code, err) == (3, "")
+    assert "damaged" in out
+    code, out, err = run("db", "check", "--json")
+    assert (code, err) == (3, "")
+    assert json.loads(out)["problems"]
 
 
 def test_a_newer_schema_is_refused(run: Run, path: Path) -> None:
