@@ -1,6 +1,6 @@
 """The last good settings: what stays in force while gpushare.conf is broken or away.
 
-The helper and the samplers keep a copy of each gpushare.conf that they could read. The hook
+The helper and the samplers keep a copy of each gpushare.conf that they could read. Commands, the hook
 (lua_bridge/gpushare_conf.lua) and the prolog (prolog/common.sh) read the same copy; its first line says of which file.
 """
 
@@ -27,17 +27,21 @@ def last_good_path() -> Path:
 
 def settings_in_force() -> Config:
     """gpushare.conf, which is then remembered; else the last good settings, and a line in the log that says so."""
+    config, fault = settings_and_fault()
+    if fault is None:
+        remember(config)
+    else:
+        _LOG.warning('event=settings error="%s" message="the last good settings stay in force"', fault.what)
+    return config
+
+
+def settings_and_fault() -> tuple[Config, ConfigError | None]:
+    """gpushare.conf; else the last good settings, and what is wrong with the file. ConfigError if there are neither."""
     path = config_path()
     try:
-        config = load_config(path)
-    except ConfigError as error:
-        good = _recall(path)
-        if good is None:
-            raise
-        _LOG.warning('event=settings error="%s" message="the last good settings stay in force"', error.what)
-        return good
-    remember(config)
-    return config
+        return load_config(path), None
+    except ConfigError as fault:
+        return _recall(path, fault), fault
 
 
 def remember(config: Config) -> None:
@@ -57,9 +61,18 @@ def remember(config: Config) -> None:
         _LOG.debug("event=settings error=%s message='no copy kept'", why)
 
 
-def _recall(path: Path) -> Config | None:
+def _recall(path: Path, fault: ConfigError) -> Config:
+    """The last good settings of `path`; ConfigError, about its own `fault`, where there are none."""
+    copy = last_good_path()
     try:
-        text = last_good_path().read_text(encoding="utf-8")
-        return parse_config(text, path) if text.partition("\n")[0] == f"{_HEADING}{path}" else None
-    except (OSError, UnicodeDecodeError, ConfigError):
-        return None
+        text = copy.read_text(encoding="utf-8")
+        if text.partition("\n")[0] == f"{_HEADING}{path}":
+            return parse_config(text, path)
+    except PermissionError:
+        hint = (
+            f"The last good settings ({copy}) are not yours to read: tell an administrator, or run this as SlurmUser."
+        )
+        raise ConfigError(fault.what, hint) from fault
+    except (OSError, UnicodeDecodeError, ConfigError) as why:
+        _LOG.debug("event=settings error=%s message='no last good settings'", why)
+    raise fault

@@ -1,4 +1,4 @@
-"""What this user may read: gpushare.conf, and the store or what the helper published."""
+"""What this user may read: the settings in force, and the store or what the helper published."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.config import DEFAULTS, Config, load_config
+from slurm_gpushare.config import DEFAULTS, Config
 from slurm_gpushare.errors import ConfigError, GpushareError, NotInstalled
+from slurm_gpushare.last_good import settings_and_fault
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 
 if TYPE_CHECKING:
@@ -22,10 +23,18 @@ def source(config: Config, *, loud: bool = False) -> Source:
     return PublishedSource(config.public_dir, os.geteuid(), config.munge_socket)
 
 
-def config_or_defaults(*, loud: bool = True) -> Config:
-    """The settings; the defaults, and a warning if `loud`, where there are none to read."""
+def settings() -> Config:
+    """The settings in force. While gpushare.conf has a mistake or is away: the last good ones, and a warning."""
+    config, fault = settings_and_fault()
+    if fault is not None:
+        warn(f"{fault.what}. The last good settings stay in force until it is mended; 'gpushare doctor' checks it.")
+    return config
+
+
+def settings_or_defaults(*, loud: bool = True) -> Config:
+    """The same for commands that only show something: where there are none, the defaults, and a warning if `loud`."""
     try:
-        return load_config()
+        return settings()
     except ConfigError as error:
         if loud:
             warn(f"{error} The defaults are used.")

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import click
 
+from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.checks import existing_uid
 from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import Column, echo_json, right, table
-from slurm_gpushare.config import load_config
 from slurm_gpushare.users import user_name
 
 _DAYS = click.option("--days", default=30, show_default=True, help="How far to look back.")
@@ -29,7 +29,7 @@ def strikes(user: str | None, days: int, as_json: bool) -> None:
     from slurm_gpushare.store import Store
 
     since_s = time.time() - days * 86_400
-    with Store(load_config().store_url, read_only=True) as store:
+    with Store(settings().store_url, read_only=True) as store:
         counts = store.conduct.strikes_by_uid(since_s)
         found = [] if user is None else [s for s in store.conduct.strikes_of(existing_uid(user)) if s.at_s >= since_s]
     if as_json:
@@ -51,7 +51,7 @@ def audit(days: int, as_json: bool) -> None:
     """List jobs that were slowed past their promise, and by whose job."""
     from slurm_gpushare.store import Store
 
-    with Store(load_config().store_url, read_only=True) as store:
+    with Store(settings().store_url, read_only=True) as store:
         found = store.conduct.broken_promises(time.time() - days * 86_400)
     if as_json:
         echo_json([{**asdict(b), "user": user_name(b.uid), "by_user": user_name(b.by_uid)} for b in found])

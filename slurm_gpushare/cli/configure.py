@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import echo_json, styled, warn
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.config import parse_config
+from slurm_gpushare.errors import BadInput, ConfigError
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.site.configure import SUBMIT_BESIDE, FileKind, Install, Piece, choose, pieces
 from slurm_gpushare.site.current_setup import collect
@@ -63,6 +65,7 @@ def configure(
     choice = choose(facts, names, models, shards_per_gpu)
     install = Install(Path(sys.executable), resource_dir("lua_bridge"), resource_dir("prolog"))
     found = [*pieces(facts, choice, install), *unit_pieces(facts, Path(sys.argv[0]).resolve())]
+    _warn_of_mistakes(found)
     if as_json:
         echo_json([{"name": p.name, "kind": p.kind.value, "text": p.text} for p in found])
     elif target is None:
@@ -71,6 +74,16 @@ def configure(
             click.echo(f"# made from {piece.source}; --write writes it\n" if piece.source else piece.text)
     if target is not None:
         _write(found, target, yes)
+
+
+def _warn_of_mistakes(found: Iterable[Piece]) -> None:
+    """What the site has written itself stays as it is, so a mistake in it does too."""
+    for piece in found:
+        if piece.name == "gpushare.conf":
+            try:
+                parse_config(piece.text)
+            except ConfigError as error:
+                warn(f"{error.what}. It stays as you wrote it; the last good settings are in force until it is mended.")
 
 
 def _warn_if_in_use(directory: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.conduct import audit, strikes
 from slurm_gpushare.cli.options import DRY_RUN, JSON, YES
 from slurm_gpushare.cli.output import Column, echo_json, right, table
-from slurm_gpushare.config import load_config
 from slurm_gpushare.errors import BadInput, Exit
 
 _UNITS_S = {"h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
@@ -37,7 +37,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
     from slurm_gpushare.store.database import Database
     from slurm_gpushare.store.maintenance import problems, sizes
 
-    config = load_config()
+    config = settings()
     database = Database(config.store_url, must_exist=True)
     found = problems(database)
     rows = {}
@@ -62,7 +62,7 @@ def migrate_command() -> None:
     from slurm_gpushare.store.database import Database
     from slurm_gpushare.store.migrate import known_migrations, migrate
 
-    database = Database(load_config().store_url)
+    database = Database(settings().store_url)
     applied = migrate(database)
     for migration in applied:
         click.echo(f"{database.where}: applied {migration.version:04d}_{migration.name}")
@@ -77,7 +77,7 @@ def backup_command(file: Path) -> None:
     from slurm_gpushare.store.database import Database
     from slurm_gpushare.store.maintenance import backup
 
-    database = Database(load_config().store_url, must_exist=True)
+    database = Database(settings().store_url, must_exist=True)
     backup(database, file)
     click.echo(f"{database.where}: copied to {file}")
 
@@ -93,7 +93,7 @@ def restore_command(file: Path, yes: bool) -> None:
     from slurm_gpushare.coschedule.lock import Lock
     from slurm_gpushare.store.maintenance import restore, store_path
 
-    config = load_config()
+    config = settings()
     path = store_path(config.store_url)
     with Lock(config.state_dir):
         if path.exists() and not yes:
@@ -118,7 +118,7 @@ def prune_command(age: str, dry_run: bool, yes: bool) -> None:
     if kept_s < _LEAST_KEPT_S:
         raise BadInput(f"--older-than {age}: the last week is always kept", "Give 7d or more.")
     before_s = time.time() - kept_s
-    with Store(load_config().store_url) as store:
+    with Store(settings().store_url) as store:
         where = store.database.where
         planned = _told(prune(store, before_s, dry_run=True))
         if dry_run:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import echo_json, warn
-from slurm_gpushare.config import load_config
 
 
 @click.command("ingest")
@@ -22,7 +22,7 @@ def ingest(as_json: bool) -> None:
     from slurm_gpushare.slurm.job_tokens import JobTokens
     from slurm_gpushare.store import Store
 
-    config = load_config()
+    config = settings()
     with Store(config.store_url) as store:
         summary = make_ingest(config, store, JobTokens(connect())).run_all()
     counts = {name: summary.counts[name] for name in _WORDS}

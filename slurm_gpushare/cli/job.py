@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from slurm_gpushare.cli.access import config_or_defaults, source
+from slurm_gpushare.cli.access import settings_or_defaults, source
 from slurm_gpushare.cli.checks import check_job_ids
 from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import echo_json, use_colour, warn
@@ -33,7 +33,7 @@ def job(job_ids: Sequence[str], as_json: bool) -> None:
     of its tasks.
     """
     wanted = check_job_ids(job_ids)
-    config, slurm = config_or_defaults(), connect()
+    config, slurm = settings_or_defaults(), connect()
     figures, now_s = source(config), time.time()
     found = list(_find(slurm, wanted))
     cpu_s, keys = _cpu_used_s(slurm, found), {known.raw_id: known.key for known in found}

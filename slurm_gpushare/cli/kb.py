@@ -97,7 +97,7 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
     A running helper takes it on SIGHUP (systemctl reload gpushare-backfill); what it has learned of tokens is kept.
     'gpushare status' says which one it runs on.
     """
-    from slurm_gpushare.config import load_config
+    from slurm_gpushare.cli.access import settings
     from slurm_gpushare.coschedule.pairs.learner import base_in_force, base_name
     from slurm_gpushare.knowledge.kb import KnowledgeBase
     from slurm_gpushare.store import Store
@@ -105,7 +105,7 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
     if (kb_file is None) != shipped:
         raise BadInput("give a knowledge base, or --shipped", "One of them.")
     base = KnowledgeBase.load(kb_file) if kb_file else None
-    with Store.create(load_config().store_url) as store:
+    with Store.create(settings().store_url) as store:
         if base is None:
             store.knowledge.drop(base_name(gpu_model.upper()))
         else:
@@ -162,13 +162,13 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, plot: Path 
 
 def _figures(gpu_model: str | None) -> list[Figure5]:
     """The site's own figure where its store can be read and knows tokens, and that of the base in force."""
-    from slurm_gpushare.config import load_config
+    from slurm_gpushare.cli.access import settings
     from slurm_gpushare.coschedule.pairs.figure5 import of_base, of_site
     from slurm_gpushare.knowledge.shipped import default_kb
     from slurm_gpushare.store import Store
 
     try:
-        config = load_config()
+        config = settings()
         with Store(config.store_url, read_only=True) as store:
             models = [gpu_model.upper()] if gpu_model else models_of(store, config)
             return [figure for model in models for figure in of_site(store, model)]

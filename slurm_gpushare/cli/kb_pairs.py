@@ -39,7 +39,7 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     The same file counts once, however often it is imported.
     """
 
-    from slurm_gpushare.config import load_config
+    from slurm_gpushare.cli.access import settings
     from slurm_gpushare.knowledge.csv_files import read_pairs
     from slurm_gpushare.store import Store
     from slurm_gpushare.store.sharing import Observation
@@ -57,7 +57,7 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
         for a, b, rate in ((first, second, rate_a), (second, first, rate_b))
         if rate == rate  # infeasible pairs have none
     ]
-    with Store(load_config().store_url) as store:
+    with Store(settings().store_url) as store:
         added = store.observations.add(found)
     click.echo(f"{added} observations taken in, {len(found) - added} known already")
 
@@ -69,12 +69,12 @@ def learn(as_json: bool) -> None:
 
     The helper does this by itself after each ingest; here it is done anew, from the first observation on.
     """
-    from slurm_gpushare.config import load_config
+    from slurm_gpushare.cli.access import settings
     from slurm_gpushare.coschedule.pairs.cluster_tags import assign_new
     from slurm_gpushare.coschedule.pairs.learner import Learner
     from slurm_gpushare.store import Store
 
-    config = load_config()
+    config = settings()
     with Store(config.store_url) as store:
         learners = [Learner(store, model) for model in models_of(store, config)]
         new = assign_new(store)
@@ -135,13 +135,13 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
 
 def _known(gpu_model: str) -> LearnedKnowledge:
     """What the store has learned of a GPU model; nothing yet, where there is no store to read."""
-    from slurm_gpushare.config import load_config
+    from slurm_gpushare.cli.access import settings
     from slurm_gpushare.coschedule.pairs.learner import Learner
     from slurm_gpushare.knowledge.learning import LearnedKnowledge
     from slurm_gpushare.store import Store
 
     try:
-        config = load_config()
+        config = settings()
         with Store(config.store_url, read_only=True) as store:
             learner = Learner(store, gpu_model.upper(), writes=False)
             learner.catch_up()
@@ -160,7 +160,7 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
 
     Two are kept apart after a promise was broken beside each other, 95 % sure. It fades after two weeks.
     """
-    from slurm_gpushare.config import load_config
+    from slurm_gpushare.cli.access import settings
     from slurm_gpushare.store import Store
     from slurm_gpushare.tokens import TOKEN
 
@@ -168,7 +168,7 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
     if lift is not None and not (1 <= len(tokens) <= 2 and all(TOKEN.fullmatch(token) for token in tokens)):
         raise BadInput(f"--lift {lift}: must be one token, or two separated by a comma")
     now_s = time.time()
-    with Store(load_config().store_url) as store:
+    with Store(settings().store_url) as store:
         found = [ban for ban in store.sharing.bans(now_s) if ban.names(tokens)]
         if tokens and not dry_run:
             store.sharing.lift(*tokens)

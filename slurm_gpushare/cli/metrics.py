@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from slurm_gpushare.atomic_files import replace_text
-from slurm_gpushare.cli.access import config_or_defaults, readable_store
+from slurm_gpushare.cli.access import readable_store, settings_or_defaults
 from slurm_gpushare.cli.options import FILE
 from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.errors import GpushareError
@@ -24,7 +24,7 @@ from slurm_gpushare.slurm.interface import connect
 )
 def metrics(output: Path | None) -> None:
     """Print figures for Prometheus, in node_exporter's textfile format."""
-    config, slurm = config_or_defaults(), connect()
+    config, slurm = settings_or_defaults(), connect()
     nodes, queue = slurm.nodes(), slurm.jobs()
     cards = occupancy(nodes, queue)
     store = readable_store(config)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.checks import check_picture
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import Column, echo_models, right, table
-from slurm_gpushare.config import DEFAULTS, load_config
+from slurm_gpushare.config import DEFAULTS
 from slurm_gpushare.errors import BadInput
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def fit(k: int | None, gpu_model: str | None) -> None:
     from slurm_gpushare.coschedule.pairs.cluster_tags import refit
     from slurm_gpushare.store import Store
 
-    config = load_config()
+    config = settings()
     with Store(config.store_url) as store:
         wanted = _wanted(gpu_model, config, store)
         fitted = [refit(store, name, k=k) for name in wanted]
@@ -68,12 +69,12 @@ def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: s
     """Show the model in force: version, centroids, and how k was chosen."""
     import numpy as np
 
-    from slurm_gpushare.cli.access import config_or_defaults, readable_store
+    from slurm_gpushare.cli.access import readable_store, settings_or_defaults
     from slurm_gpushare.coschedule.pairs.cluster_tags import InForce, feature_values, in_force
     from slurm_gpushare.knowledge.shipped import default_model
 
     check_picture("--plot", plot)
-    config = DEFAULTS if model_file else config_or_defaults()
+    config = DEFAULTS if model_file else settings_or_defaults()
     store = None if model_file else readable_store(config)
     wanted = _wanted(gpu_model, config, store)
     if model_file:

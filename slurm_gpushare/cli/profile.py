@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
+from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.output import right, table, warn
-from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.config import Config
 from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.telemetry.command import CannotRun, Command
 from slurm_gpushare.telemetry.cpu_curve import check_counts, enough, measure_curve, shared, speeds
@@ -54,7 +55,7 @@ def profile(
     identities = allocation(os.environ, _token(token, name))
     config = None
     try:
-        config = load_config()
+        config = settings()
     except GpushareError as error:
         warn(f"{error} The command runs without being profiled.")
     with epoch_file(os.environ) as epoch:
@@ -76,7 +77,7 @@ def _curve(counts: list[int], command: tuple[str, ...], token: str | None, max_s
 
     Runs that lacked CPUs are no profile.
     """
-    identities, config, line = allocation(os.environ, token), load_config(), ProgressLine()
+    identities, config, line = allocation(os.environ, token), settings(), ProgressLine()
     check_counts(counts)
 
     def sample(running: Command, epoch: Path) -> Record:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.access import config_or_defaults, source
+from slurm_gpushare.cli.access import settings_or_defaults, source
 from slurm_gpushare.cli.checks import check_accounting_names, check_partitions, check_period, check_users
 from slurm_gpushare.cli.options import FORCE, HTML, JSON, SLURM_CLUSTERS
 from slurm_gpushare.cli.output import echo_json, progress, warn
@@ -63,7 +63,7 @@ def report(
     if html:
         check_page(html, force)
     uids = check_users(users)
-    config, slurm = config_or_defaults(), connect()
+    config, slurm = settings_or_defaults(), connect()
     check_partitions(slurm, partitions)
     users = _whose(slurm, users, uids)
     filters = Filters(users, accounts, partitions or ",".join(config.partitions), clusters)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import click
 
-from slurm_gpushare.cli.access import config_or_defaults, source
+from slurm_gpushare.cli.access import settings_or_defaults, source
 from slurm_gpushare.cli.checks import STATES, check_nodes, check_partitions, check_states, check_users, names
 from slurm_gpushare.cli.options import JSON, NO_HEADER, PARSABLE
 from slurm_gpushare.cli.output import Cell, Column, echo_json, right, styled, table, warn, wrapped
@@ -95,7 +95,7 @@ def status(
     slow-down. Utilisation comes from the store, which only administrators can read; users see --- there.
     """
     chosen = _chosen(fields, GPU_FIELDS, GPU_DEFAULT)
-    config, slurm = config_or_defaults(), connect()
+    config, slurm = settings_or_defaults(), connect()
     partitions = check_partitions(slurm, partition) or frozenset(config.partitions)
     wanted = frozenset(expand(nodelist))
     figures = source(config)
@@ -181,7 +181,7 @@ def jobs(
     if me and uids - {os.geteuid()}:
         raise BadInput("--me and -u of other users exclude each other")
     uids |= {os.geteuid()} if me else set()
-    config, slurm = config_or_defaults(), connect()
+    config, slurm = settings_or_defaults(), connect()
     partitions = check_partitions(slurm, partition)
     queue, figures = slurm.jobs(), source(config)
     found = [

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import click
 
-from slurm_gpushare.cli.access import config_or_defaults, source
+from slurm_gpushare.cli.access import settings_or_defaults, source
 from slurm_gpushare.cli.options import JSON, NO_HEADER, PARSABLE
 from slurm_gpushare.cli.output import Cell, Column, echo_json, right, table, warn
 from slurm_gpushare.coschedule.planning.reasons import duration_text
@@ -64,7 +64,7 @@ def list_tokens(noheader: bool, parsable2: bool, as_json: bool) -> None:
     Long names are cut on a table; -P and --json have them whole.
     """
     items = TokenFile().all()
-    figures = source(config_or_defaults(loud=False))
+    figures = source(settings_or_defaults(loud=False))
     known = figures.tokens(os.geteuid())
     facts = {item.token: (known or {}).get(item.token, TokenFigures(item.token)) for item in items}
     if as_json:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpushare.cli import configure as configure_module
-from slurm_gpushare.cli.configure import _write, configure
+from slurm_gpushare.cli.configure import _warn_of_mistakes, _write, configure
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.site.configure import FileKind, Piece
 from slurm_gpushare.site.settings_file import Setting, merge_settings, read_settings
@@ -149,3 +149,12 @@ def test_writing_and_undoing_at_once_is_refused(tmp_path: Path) -> None:
     both = ["--write", str(tmp_path), "--undo", str(tmp_path)]
     with pytest.raises(BadInput, match="--write and --undo together"):
         CliRunner().invoke(configure, both, catch_exceptions=False)
+
+
+def test_a_mistake_that_the_site_has_written_is_said_and_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_of_mistakes([Piece("gpushare.conf", FileKind.FILE, "Partitions=gpu\n"), Piece("x", FileKind.FILE, "no=1\n")])
+    assert capsys.readouterr().err == ""
+    _warn_of_mistakes([Piece("gpushare.conf", FileKind.FILE, "Partitions=gpu\nPolcy=off\n")])
+    said = capsys.readouterr().err
+    assert said.startswith("gpushare: warning: gpushare.conf:2: unknown key 'Polcy'. ")
+    assert said.count("\n") == 1
