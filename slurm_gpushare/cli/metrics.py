@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import click
 
 from slurm_gpushare.atomic_files import replace_text
-from slurm_gpushare.cli.access import readable_store, settings_or_defaults
+from slurm_gpushare.cli.access import settings_or_defaults
 from slurm_gpushare.cli.options import FILE
+from slurm_gpushare.cli.output import warn
+from slurm_gpushare.config import Config
 from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.report import metrics as figures
-from slurm_gpushare.report.last_day import last_day
 from slurm_gpushare.report.status import gpu_lines, tagged_jobs
 from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.store import Store
 
 
 @click.command()
@@ -23,22 +27,21 @@ from slurm_gpushare.slurm.interface import connect
     "--output", type=FILE, help="Write to this file instead of stdout; a reader sees the old file or the new one."
 )
 def metrics(output: Path | None) -> None:
-    """Print figures for Prometheus, in node_exporter's textfile format."""
+    """Print figures for Prometheus, in node_exporter's textfile format.
+
+    Where the store cannot be read, gpushare_store_readable is 0, and what does not come from it is there all the same.
+    """
     config, slurm = settings_or_defaults(), connect()
     nodes, queue = slurm.nodes(), slurm.jobs()
     cards = occupancy(nodes, queue)
-    store = readable_store(config)
-    try:
-        text = figures.metrics(
-            gpu_lines(nodes, cards, frozenset(config.partitions)),
-            tagged_jobs(queue, cards),
-            store,
-            last_day(store, config.promises, time.time()) if store else None,
-            figures.spool_state(config.spool_dir),
-        )
-    finally:
-        if store:
-            store.close()
+    stored = _from_store(config)
+    text = figures.metrics(
+        gpu_lines(nodes, cards, frozenset(config.partitions)),
+        tagged_jobs(queue, cards),
+        stored,
+        figures.spool_state(config.spool_dir),
+        _heartbeat_s(config.hook_file, stored),
+    )
     if output is None:
         click.echo(text, nl=False)
         return
@@ -46,3 +49,29 @@ def metrics(output: Path | None) -> None:
         replace_text(output, text)
     except OSError as why:
         raise GpushareError(f"{output}: cannot be written: {why.strerror}") from why
+
+
+def _from_store(config: Config) -> figures.StoreFigures | None:
+    """None, and a warning, if it cannot be read."""
+    try:
+        with Store(config.store_url, read_only=True) as store:
+            return figures.store_figures(store, config.promises, time.time())
+    except GpushareError as error:
+        why = str(error)
+    except Exception as error:  # noqa: BLE001 - rows of a damaged store may hold anything
+        why = f"the store holds what cannot be: {type(error).__name__}: {error}. Run 'gpushare db check'."
+    if config.source is not None:  # else it was said already that nothing is set up
+        warn(f"{why} Figures that come from it are left out.")
+    return None
+
+
+def _heartbeat_s(hook_file: Path, stored: figures.StoreFigures | None) -> int | None:
+    """When the helper was last alive, by the hook's file or the store; None if neither is this user's to read.
+
+    Each controller has a hook's file of its own, and the helper beats into that of one; a helper that was stopped has
+    taken its beat back.
+    """
+    beat_s = HookFile(hook_file).heartbeat_s()
+    if beat_s is None and stored is None and not os.access(hook_file, os.R_OK):
+        return None
+    return max(beat_s or 0, stored.heartbeat_s if stored else 0)

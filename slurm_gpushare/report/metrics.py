@@ -1,7 +1,7 @@
 """Figures for Prometheus, in the text format that node_exporter's textfile collector reads.
 
 Every family is there from the first day on, at 0 where nothing has happened: an alert on a metric that does not exist
-never fires. What this user may not read (the store, the spool) is absent.
+never fires. What cannot be read (the store, the spool) is absent; of the store ``gpushare_store_readable`` says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_gpushare.report.last_day import LastDay
+from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.report.last_day import LastDay, last_day
 from slurm_gpushare.report.status import GpuLine, TaggedJob
 from slurm_gpushare.report.story import KINDS
 from slurm_gpushare.store.conduct import BROKEN_PROMISES, STRIKES
@@ -48,6 +49,22 @@ def spool_state(spool_dir: Path) -> SpoolState | None:
     return SpoolState(len(ages), max(ages, default=0.0), refused)
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """What comes from the store, all of it or nothing."""
+
+    counters: Mapping[str, int]
+    heartbeat_s: int
+    """0: never."""
+    day: LastDay
+
+
+def store_figures(store: Store, promise: SitePromises, now_s: float) -> StoreFigures:
+    """Read them. Of a damaged store any exception may come, and it comes here: numbers are seen to be numbers."""
+    counters = {name: int(count) for name, count in store.counters.all().items()}
+    return StoreFigures(counters, int(store.live.heartbeat_s() or 0), last_day(store, promise, now_s))
+
+
 def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> Iterator[str]:
     yield f"# HELP gpushare_{name} {text}"
     yield f"# TYPE gpushare_{name} {kind}"
@@ -73,9 +90,9 @@ def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
 def metrics(
     gpus: Sequence[GpuLine],
     jobs: Sequence[TaggedJob],
-    store: Store | None = None,
-    day: LastDay | None = None,
+    stored: StoreFigures | None = None,
     spool: SpoolState | None = None,
+    heartbeat_s: int | None = None,
 ) -> str:
     """All families that can be told."""
     states, job_states = Counter(line.state for line in gpus), Counter(job.state.lower() for job in jobs)
@@ -85,11 +102,16 @@ def metrics(
         *_family("gpus", "gauge", "GPUs of the shared partitions by state.", by_state),
         *_gauge("pairs", "Pairs of jobs that share a GPU now.", sum(line.shared for line in gpus)),
         *_family("jobs", "gauge", "Tagged jobs by state.", of_jobs),
+        *_gauge(
+            "store_readable", "Whether the store can be read; 0: what comes from it is absent.", stored is not None
+        ),
     ]
-    if store:
-        lines += _stored(store)
-    if day:
-        lines += _of_the_day(day)
+    if heartbeat_s is not None:
+        text = "When the helper was last alive, in seconds since 1970; 0: not that anybody knows."
+        lines += _gauge("helper_heartbeat_seconds", text, heartbeat_s)
+    if stored:
+        lines += _counted(Counter(stored.counters))
+        lines += _of_the_day(stored.day)
     if spool:
         lines += _gauge("spool_waiting", "Records that wait to be taken in.", spool.waiting)
         lines += _gauge("spool_oldest_seconds", "Age of the oldest waiting record.", spool.oldest_s)
@@ -112,8 +134,7 @@ def _of_the_day(day: LastDay) -> Iterator[str]:
     yield from _gauge("broken_promises_1d", text, day.past_promise)
 
 
-def _stored(store: Store) -> Iterator[str]:
-    counters = Counter(store.counters.all())
+def _counted(counters: Counter[str]) -> Iterator[str]:
     made = {name.removeprefix(COUNTED): count for name, count in counters.items() if name.startswith(COUNTED)}
     decisions = _labelled("kind", dict.fromkeys(KINDS, 0) | made)
     records = _labelled("outcome", {name: counters[name] for name in _RECORDS})
@@ -130,7 +151,5 @@ def _stored(store: Store) -> Iterator[str]:
     yield from _counter("strikes", text, counters[STRIKES])
     text = "Jobs that the helper saw slowed past their promise while they ran, as the audit trail has them."
     yield from _counter("promises_broken", text, counters[BROKEN_PROMISES])
-    text = "When the helper was last alive, in seconds since 1970; 0: never."
-    yield from _gauge("helper_heartbeat_seconds", text, store.live.heartbeat_s() or 0)
     yield from _counter("helper_ticks", "Ticks of the helper.", counters["ticks"])
     yield from _counter("helper_tick_seconds", "Time spent in ticks.", counters["tick_ms"] / 1000.0)

@@ -3,12 +3,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_things import node, running
+from slurm_things import WatchedSlurm, node, running
 
+from slurm_gpushare.cli import metrics as command
+from slurm_gpushare.cli.main import main
 from slurm_gpushare.coschedule.acting.explain import placed
 from slurm_gpushare.coschedule.acting.pauses import LONGEST_PAUSE_S
 from slurm_gpushare.coschedule.view.occupancy import occupancy
@@ -17,13 +23,14 @@ from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.report.distribution import Distribution
 from slurm_gpushare.report.job_lines import job_lines
 from slurm_gpushare.report.last_day import LastDay, last_day
-from slurm_gpushare.report.metrics import SpoolState, metrics, spool_state
+from slurm_gpushare.report.metrics import SpoolState, metrics, spool_state, store_figures
 from slurm_gpushare.report.roles import remembered_tag
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.tag import Paused, Tag
 from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.runs import StoredRun
 from slurm_gpushare.store.sharing import Span
 from slurm_gpushare.store.store import Store
@@ -42,7 +49,8 @@ def text(tmp_path: Path) -> str:
         store.decisions.add([Decision(1, 0, "beside"), Decision(2, 0, "beside"), Decision(3, 0, "waits")])
         store.live.beat(at_s=1_800_000_000)
         store.counters.add({"ticks": 4, "tick_ms": 120})
-        return metrics(lines, [], store, DAY, SpoolState(3, 12.5, 1))
+        stored = replace(store_figures(store, SitePromises(25, 50), NOW), day=DAY)
+    return metrics(lines, [], stored, SpoolState(3, 12.5, 1), stored.heartbeat_s)
 
 
 def test_every_line_is_a_comment_or_a_sample(text: str) -> None:
@@ -59,6 +67,7 @@ def test_every_line_is_a_comment_or_a_sample(text: str) -> None:
         'gpushare_decisions_total{kind="beside"} 2',
         "gpushare_helper_heartbeat_seconds 1800000000",
         "gpushare_helper_tick_seconds_total 0.12",
+        "gpushare_store_readable 1",
         "gpushare_spool_oldest_seconds 12.5",
         "gpushare_spool_rejected 1",
         "gpushare_saved_gpu_seconds_1d 7200",
@@ -70,8 +79,10 @@ def test_figures(text: str, sample: str) -> None:
     assert sample in text.splitlines()
 
 
-def test_what_is_unknown_is_absent() -> None:
-    assert "helper" not in metrics([], [])
+def test_what_is_unknown_is_absent_and_that_the_store_is_is_said() -> None:
+    told = metrics([], [])
+    assert "helper" not in told
+    assert "gpushare_store_readable 0" in told.splitlines()
 
 
 def families(text: str) -> set[str]:
@@ -80,7 +91,7 @@ def families(text: str) -> set[str]:
 
 def test_every_metric_is_there_from_the_first_day_on(text: str, tmp_path: Path) -> None:
     with Store.create(f"sqlite:///{tmp_path}/new.sqlite") as store:
-        first = metrics([], [], store, last_day(store, SitePromises(25, 50), time.time()), SpoolState(0, 0.0, 0))
+        first = metrics([], [], store_figures(store, SitePromises(25, 50), time.time()), SpoolState(0, 0.0, 0), 0)
     assert families(first) == families(text)
     samples = {line.split()[0]: line.split()[1] for line in first.splitlines() if not line.startswith("#")}
     for name in (
@@ -192,3 +203,68 @@ def test_dashboard_and_alerts_use_only_figures_that_exist(text: str, file: str) 
     used = {name for expression in expressions for name in re.findall(r"gpushare_\w+", expression)}
     assert used
     assert used <= families(text)
+
+
+def _overwrite_table(path: Path, table: str) -> None:
+    """Garbage over the pages where a table and its indexes begin: the store opens as usual."""
+    with closing(sqlite3.connect(path)) as file:
+        pages = file.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = ?", (table,)).fetchall()
+        (size,) = file.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as opened:
+        for (page,) in pages:
+            opened.seek((page - 1) * size)
+            opened.write(b"\xa5" * size)
+
+
+def _nonsense(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE heartbeat SET at_s = 'yesterday'")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "another file": lambda path: path.write_bytes(b"hello " * 5000),
+    "its counters": lambda path: _overwrite_table(path, "counter"),
+    "its spans": lambda path: _overwrite_table(path, "sharing"),
+    "a row": _nonsense,
+    "away": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_without_the_store_monitoring_still_sees_the_helpers_heartbeat(
+    damage: str, stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, hook_file = tmp_path / "store.sqlite", tmp_path / "hook.sqlite"
+    conf = tmp_path / "gpushare.conf"
+    conf.write_text(f"StoreUrl=sqlite:///{path}\nHookFile={hook_file}\nSpoolDir={tmp_path}\nPartitions=gpu\n")
+    monkeypatch.setenv("GPUSHARE_CONF", str(conf))
+    monkeypatch.setattr(command, "connect", lambda: WatchedSlurm([], [node()]))
+    (tmp_path / "incoming").mkdir()
+    with Store.create(f"sqlite:///{path}") as store:
+        store.live.beat(at_s=NOW)
+        HookFile(hook_file).sync(store, 0 if stopped else NOW)
+    DAMAGE[damage](path)
+    with pytest.raises(SystemExit) as stop:
+        main(["metrics"])
+    out, err = capsys.readouterr()
+    told = out.splitlines()
+    assert not stop.value.code
+    assert "gpushare_store_readable 0" in told
+    assert f"gpushare_helper_heartbeat_seconds {0 if stopped else NOW}" in told
+    assert {"gpushare_gpus", "gpushare_jobs", "gpushare_spool_waiting"} <= families(out)
+    assert err.count("\n") == 1
+    assert err.endswith("Figures that come from it are left out.\n")
+    for line in told:
+        assert line.startswith("# ") or SAMPLE.fullmatch(line), line
+
+
+def test_the_heartbeat_is_the_stores_where_another_controller_has_the_helper(tmp_path: Path) -> None:
+    """Its own hook's file is as old as the last time that the helper ran there."""
+    with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+        HookFile(tmp_path / "hook.sqlite").sync(store, NOW - 9000)
+        store.live.beat(at_s=NOW)
+        stored = store_figures(store, SitePromises(25, 50), NOW)
+    assert command._heartbeat_s(tmp_path / "hook.sqlite", stored) == NOW
+    assert command._heartbeat_s(tmp_path / "hook.sqlite", None) == NOW - 9000
+    assert command._heartbeat_s(tmp_path / "absent.sqlite", None) is None, "unknown, not never"
