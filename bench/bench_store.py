@@ -1,4 +1,4 @@
-"""The store: ingest of 10,000 sealed records, and look-ups by token as the store grows from 1 k to 1 M workloads."""
+"""The store: ingest of 10,000 sealed records, looking for damage, and look-ups by token in 1 k and 1 M workloads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from pathlib import Path
 
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import opener
+from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.ingest import Ingest
+from slurm_gpushare.store.maintenance import damage
 from slurm_gpushare.store.workloads import Assignment
 from slurm_gpushare.telemetry.attributes import ACTIVITY, ATTRIBUTES
 from slurm_gpushare.telemetry.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
 from slurm_gpushare.telemetry.record_json import encode_record
 from slurm_gpushare.tokens import OwnedToken, new_token
 
-RECORDS, TOKENS = 10_000, 3_000
+RECORDS, TOKENS, TIMES_OVER = 10_000, 3_000, 20
 SMALL, LARGE = 1_000, 1_000_000
 LEAST_PER_S, MOST_GROWTH = 2_000, 1.3
 
@@ -33,7 +35,9 @@ LEAST_PER_S, MOST_GROWTH = 2_000, 1.3
 def main(out: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="gs-bench-") as name:
         os.chmod(name, 0o755)
-        figures = {"ingest": _ingest(Path(name)), "look_up": _look_up(Path(name))}
+        figures = {
+            "ingest": _ingest(Path(name)), "damage": _damage(Path(name)), "look_up": _look_up(Path(name))
+        }  # fmt: skip
     (out / "store.json").write_text(json.dumps(figures, indent=2) + "\n")
 
 
@@ -104,6 +108,41 @@ def _ingest(folder: Path) -> dict[str, float]:
     print(f"        {elapsed_s:.2f} s, of which this process computes {cpu_s:.2f} s")
     print(f"        {rate:.0f} a second (at least {LEAST_PER_S} wanted: {'yes' if rate >= LEAST_PER_S else 'NO'})")
     return {"records": RECORDS, "bytes": len(template), "elapsed_s": elapsed_s, "cpu_s": cpu_s, "per_s": rate}
+
+
+# --- looking for damage ---------------------------------------------------------------------------------------
+
+
+def _damage(folder: Path) -> dict[str, float]:
+    """The ingested records twenty times over, as if half a year had passed."""
+    path = folder / "ingest.sqlite"
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("PRAGMA synchronous=OFF")
+        for copy in range(1, TIMES_OVER):
+            shift = {"shift": copy * 2 * RECORDS}
+            file.execute(
+                f"INSERT INTO run_detail SELECT id + :shift, features, body FROM run_detail WHERE id <= {RECORDS}",
+                shift,
+            )
+    figures = {"mib": path.stat().st_size / 2**20}
+    with closing(Database(f"sqlite:///{path}", must_exist=True)) as database:
+        for memory in ("cold", "warm"):
+            if memory == "cold":
+                _forget_pages(path)
+            began, cpu_began = time.perf_counter(), time.process_time()
+            assert not damage(database)
+            figures |= {f"{memory}_s": time.perf_counter() - began, f"{memory}_cpu_s": time.process_time() - cpu_began}
+            print(f"looking for damage in {figures['mib']:.0f} MiB, {memory}: {figures[f'{memory}_s']:.2f} s,"
+                  f" {figures[f'{memory}_cpu_s']:.2f} s of it CPU")  # fmt: skip
+    return figures
+
+
+def _forget_pages(path: Path) -> None:
+    """Let the kernel drop the file from memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
 
 
 # --- look-up --------------------------------------------------------------------------------------------------

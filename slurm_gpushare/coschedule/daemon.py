@@ -14,6 +14,7 @@ from types import FrameType
 from slurm_gpushare.config import Config, load_config
 from slurm_gpushare.coschedule import log
 from slurm_gpushare.coschedule.answering import Answerer
+from slurm_gpushare.coschedule.housekeeping import Housekeeping
 from slurm_gpushare.coschedule.lock import Lock
 from slurm_gpushare.coschedule.pairs.site_knowledge import SiteKnowledge
 from slurm_gpushare.coschedule.publishing import Publisher
@@ -27,12 +28,9 @@ from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.job_tokens import JobTokens
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.counters import PRUNED_BEFORE
-from slurm_gpushare.store.database import StoreReplaced
+from slurm_gpushare.store.errors import StoreReplaced
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.maintenance import prune
 
-DAY_S = 86_400.0
 LONGEST_PAUSE_S = 30.0
 """After failures. Not longer: until the next tick nobody shares."""
 
@@ -62,7 +60,7 @@ class Daemon:
         self._unreported = {"ticks": 0, "tick_ms": 0}
         self._claimed: set[str] = set()
         self._beaten_s = 0.0
-        self._pruned_at_s = float("-inf")
+        self._housekeeping = Housekeeping(store)
         self._answerer: Answerer | None = None
         self._read_stamp = _stamp(config.source)
         self._configure(config)
@@ -102,7 +100,7 @@ class Daemon:
             self._answerer.publish()
         if not self._dry_run:
             self._beat(now_s, changed)
-            self._forget_old(now_s)
+            self._housekeeping.forget_old(self._config.keep_days, now_s)
             self._publisher.publish(report, now_s)
         return report
 
@@ -128,6 +126,8 @@ class Daemon:
             try:
                 self._tell(self.once())
                 failures = 0
+                if not self._dry_run:
+                    self._housekeeping.look_for_damage()
             except GpushareError as error:
                 # slurmctld restarts, a database is locked: say so, wait longer each time, go on.
                 failures += 1
@@ -215,19 +215,6 @@ class Daemon:
             self._store.counters.add(self._unreported | self._helper.contest.drain())
             self._unreported = dict.fromkeys(self._unreported, 0)
             self._beaten_s = now_s
-
-    def _forget_old(self, now_s: float) -> None:
-        """Once a day: what the store has kept for KeepDays. A failure costs nothing but room until tomorrow."""
-        before_s = now_s - DAY_S * self._config.keep_days
-        if now_s - self._pruned_at_s < DAY_S and now_s >= self._pruned_at_s:
-            return
-        self._pruned_at_s = now_s
-        try:
-            if before_s - self._store.counters.all().get(PRUNED_BEFORE, 0) >= DAY_S:
-                removed = prune(self._store, before_s)
-                log.info("prune", older_than_days=self._config.keep_days, **removed)
-        except GpushareError as error:
-            log.warning("prune", error=str(error))
 
     def _tell(self, report: TickReport) -> None:
         if report.outcomes or self._ticks % 60 == 1:

@@ -13,35 +13,25 @@ from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.errors import BadInput
 from slurm_gpushare.ownership import hand_over
+from slurm_gpushare.store.errors import RESTORE, StoreDamaged, StoreError, StoreReplaced, explained
 
 _BUSY_S = 15.0
 _TAKE_TURN = "SELECT value FROM counter WHERE name = 'writer' FOR UPDATE"
 _URL_HINT = "StoreUrl is sqlite:////path/to/store.sqlite or mysql+pymysql://user:password@host/database."
 
 
-class StoreError(GpushareError):
-    """The store cannot be used; the message says which one and why."""
-
-
-class StoreReplaced(StoreError):
-    """The store's file was deleted, or another one took its place: what was read from it no longer counts."""
-
-
-class StoreDamaged(StoreError):
-    """The store's file is not what SQLite wrote: only a copy of it helps."""
-
-
 class Database:
     """One store's engine. `read` sees a consistent snapshot; `write` holds the only write transaction of SQLite."""
 
     def __init__(self, url: str, *, read_only: bool = False, must_exist: bool = False) -> None:
-        self._url = _parse(url)
+        self._given, self._url = url, _parse(url)
         self.read_only = read_only
         self._may_create = not (read_only or must_exist)
         self._file: tuple[int, int] | None = None
         self._journal: tuple[int, int] | None = None
+        self._damage = ""
         self._engine = self._open()
 
     @property
@@ -90,6 +80,14 @@ class Database:
     def close(self) -> None:
         self._engine.dispose()
 
+    def reader(self) -> Database:
+        """The same store over connections of its own, for reading."""
+        return Database(self._given, read_only=True, must_exist=True)
+
+    def condemn(self, damage: str) -> None:
+        """Refuse this file from now on: whatever is still written to it is lost once a copy takes its place."""
+        self._damage = damage
+
     def put_back(self) -> bool:
         """Write the store's file anew from what is still open of it, if it was deleted.
 
@@ -130,6 +128,8 @@ class Database:
         if self.path is not None and self._file != (found := _identity(self.path)):
             what = "was replaced by another file" if found else "was deleted"
             raise StoreReplaced(f"{self.where}: {what} while in use", "Restore it with: gpushare db restore FILE.")
+        if self._damage:
+            raise StoreDamaged(f"{self.where}: is damaged: {self._damage}", RESTORE)
 
     def _open(self) -> Engine:
         if not self.is_sqlite:
@@ -161,7 +161,7 @@ class Database:
             yield
         except (DBAPIError, sqlite3.Error) as error:  # the latter from the connect hook, which SQLAlchemy does not wrap
             self._drop_read_only(error)
-            raise self._explain(error) from error
+            raise explained(self.where, error) from error
 
     def _drop_read_only(self, error: Exception) -> None:
         """Open the file anew next time: SQLite opens one that is read-only for reading, and never tries again.
@@ -170,15 +170,6 @@ class Database:
         """
         if self.path is not None and "readonly" in str(error) and _identity(self.path) == self._file:
             self._engine.dispose()
-
-    def _explain(self, error: Exception) -> StoreError:
-        cause: Any = error.orig if isinstance(error, DBAPIError) else error
-        text = str(cause.args[-1] if getattr(cause, "args", None) else cause)
-        for sign, what, hint in _KNOWN:
-            if sign in text.lower():
-                kind = StoreDamaged if sign in _DAMAGE else StoreError
-                return kind(f"{self.where}: {what}", hint)
-        return StoreError(f"{self.where}: {text}")
 
 
 def insert_many(
@@ -194,25 +185,6 @@ def insert_many(
     columns, marks = ", ".join(rows[0]), ", ".join([mark] * len(rows[0]))
     statement = f"{'REPLACE' if replace else 'INSERT'} INTO {table.name} ({columns}) VALUES ({marks})"
     connection.exec_driver_sql(statement, [tuple(row.values()) for row in rows])
-
-
-_KNOWN = (
-    ("unable to open", "cannot be opened", "Check that the file exists and that this user may read and write it."),
-    ("readonly", "cannot be written", "Run this as the user who owns the store (SlurmUser)."),
-    ("locked", "locked by another process for too long", "See who holds it with: fuser -v FILE."),
-    ("not a database", "is not an SQLite database, or is damaged", "Restore the last 'gpushare db backup'."),
-    ("malformed", "is damaged", "Restore the last 'gpushare db backup'."),
-    ("is full", "the disk is full", "Free some space; nothing was lost: records wait in the spool directory."),
-    ("disk i/o", "the disk reports an error", "Look at the kernel's log."),
-    ("access denied", "the database refuses this user or password", "Check StoreUrl."),
-    ("unknown database", "no such database", "Create it, or correct StoreUrl."),
-    ("can't connect", "no database server answers there", "Check StoreUrl and that the server runs."),
-    ("no such table", "holds no gpushare store", "Make it with: gpushare db migrate."),
-    ("doesn't exist", "holds no gpushare store", "Make it with: gpushare db migrate."),
-)
-
-
-_DAMAGE = ("not a database", "malformed")
 
 
 def _from_file(path: Path) -> str:

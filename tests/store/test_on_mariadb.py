@@ -13,7 +13,8 @@ from sqlalchemy import create_engine
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.arrivals import Inbox
-from slurm_gpushare.store.database import Database, StoreError
+from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.errors import StoreError
 from slurm_gpushare.store.maintenance import backup
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
 from slurm_gpushare.testbed.slurm import database

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,3 +113,15 @@ class Site:
         """Spool records, ingest them, and say what became of them."""
         self.spool(*records, uid=uid)
         return {name: count for name, count in self.ingest.run(NOW).counts.items() if count}
+
+
+def overwrite_table(path: Path, table: str) -> None:
+    """Garbage over the pages where a table and its indexes begin: the store opens as usual."""
+    with closing(sqlite3.connect(path)) as file:
+        pages = file.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = ?", (table,)).fetchall()
+        (size,) = file.execute("PRAGMA page_size").fetchone()
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # what is in the journal would hide it
+    with path.open("r+b") as opened:
+        for (page,) in pages:
+            opened.seek((page - 1) * size)
+            opened.write(b"\xa5" * size)

@@ -29,6 +29,7 @@ ROOMS = {
     # From the ground up: a room or module may use those before it; what is not named stands on top of all.
     "coschedule": (
         ("lock", "log", "policy_settings", "record_intake", "wakeup"),
+        ("housekeeping",),
         ("durations",),
         ("view",),
         ("planning",),

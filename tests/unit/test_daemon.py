@@ -14,10 +14,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from store_helpers import overwrite_table
 
 from slurm_gpushare.config import Config, load_config
 from slurm_gpushare.coschedule import daemon as daemon_module
-from slurm_gpushare.coschedule import wakeup
+from slurm_gpushare.coschedule import housekeeping, wakeup
 from slurm_gpushare.coschedule.daemon import Daemon, backfill
 from slurm_gpushare.coschedule.pairs.learner import base_name
 from slurm_gpushare.knowledge.shipped import default_kb
@@ -27,6 +28,8 @@ from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.release import Release
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.maintenance import backup, damage
 from slurm_gpushare.store.published import read_public
 from slurm_gpushare.store.sharing import Observation
 
@@ -121,6 +124,42 @@ def test_the_helper_goes_on_with_the_store_that_is_there(
         assert store.live.heartbeat_s()
     assert counters.get("another" if fault == "replaced" else "before") == 1, "knowledge is lost"
     assert fault in caplog.text
+
+
+def test_damage_that_no_tick_reads_stops_the_helper_until_another_store_is_there(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it took in meanwhile would be lost with the file; in the spool it is not."""
+    path, copy = tmp_path / "store.sqlite", tmp_path / "copy.sqlite"
+    caplog.set_level(logging.INFO, "gpushare")
+    monkeypatch.setattr(daemon_module, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(housekeeping, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(housekeeping, "LOOK_SHARE", 1.0)
+    beats: list[int | None] = []
+
+    def damaged() -> bool:
+        return "is damaged" in caplog.text
+
+    def answer(tick: int) -> None:
+        if tick == 2:
+            with Store(config.store_url) as store:
+                backup(store.database, copy)
+            overwrite_table(path, "broken_promise")
+        elif damaged() and copy.exists():
+            beats.append(HookFile(config.hook_file).heartbeat_s())
+            if len(beats) == 3:
+                copy.rename(path)
+        elif damaged():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert tick < 2000
+
+    slurm = EmptySlurm(answer)
+    backfill(config, slurm, once=False, dry_run=False, policy=None)  # type: ignore[arg-type]
+    assert "event=tick-failed" in caplog.text
+    assert beats[1] == beats[2], "a helper that cannot use its store is not alive"
+    assert caplog.text.count("event=start") == 2, "it went on with the copy"
+    with Store(config.store_url) as store:
+        assert damage(store.database) == ""
 
 
 def test_old_decisions_are_forgotten_once_a_day_without_being_asked(config: Config) -> None:

@@ -29,7 +29,7 @@ from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.tag import parse_tag
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import StoreError
+from slurm_gpushare.store.errors import StoreError
 from slurm_gpushare.store.sharing import Span
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"

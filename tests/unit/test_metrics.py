@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from slurm_things import WatchedSlurm, node, running
+from store_helpers import overwrite_table
 
 from slurm_gpushare.cli import metrics as command
 from slurm_gpushare.cli.main import main
@@ -205,17 +206,6 @@ def test_dashboard_and_alerts_use_only_figures_that_exist(text: str, file: str) 
     assert used <= families(text)
 
 
-def _overwrite_table(path: Path, table: str) -> None:
-    """Garbage over the pages where a table and its indexes begin: the store opens as usual."""
-    with closing(sqlite3.connect(path)) as file:
-        pages = file.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = ?", (table,)).fetchall()
-        (size,) = file.execute("PRAGMA page_size").fetchone()
-    with path.open("r+b") as opened:
-        for (page,) in pages:
-            opened.seek((page - 1) * size)
-            opened.write(b"\xa5" * size)
-
-
 def _nonsense(path: Path) -> None:
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE heartbeat SET at_s = 'yesterday'")
@@ -223,8 +213,8 @@ def _nonsense(path: Path) -> None:
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "another file": lambda path: path.write_bytes(b"hello " * 5000),
-    "its counters": lambda path: _overwrite_table(path, "counter"),
-    "its spans": lambda path: _overwrite_table(path, "sharing"),
+    "its counters": lambda path: overwrite_table(path, "counter"),
+    "its spans": lambda path: overwrite_table(path, "sharing"),
     "a row": _nonsense,
     "away": Path.unlink,
 }

@@ -22,7 +22,8 @@ from slurm_gpushare.errors import BadInput, GpushareError
 from slurm_gpushare.site import local_checks
 from slurm_gpushare.store import Store
 from slurm_gpushare.store import database as database_module
-from slurm_gpushare.store.database import Database, StoreError
+from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.errors import StoreError
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
 from slurm_gpushare.tokens import OwnedToken
 
@@ -186,7 +187,7 @@ _READ_ONLY_FOR_A_WHILE = """
 import os, sys
 from pathlib import Path
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import StoreError
+from slurm_gpushare.store.errors import StoreError
 folder = Path(sys.argv[1])
 os.chown(folder, 65534, 65534)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

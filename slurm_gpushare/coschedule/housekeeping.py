@@ -1,0 +1,74 @@
+"""Looking after the store between ticks: what is old is forgotten, and damage is looked for.
+
+Damage shows itself only where somebody reads. Until then records would be taken into a file that a copy must replace,
+and be lost with it; in the spool they are safe.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from slurm_gpushare.coschedule import log
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.store.counters import PRUNED_BEFORE
+from slurm_gpushare.store.maintenance import damage, prune
+from slurm_gpushare.store.store import Store
+
+DAY_S = 86_400.0
+LOOK_EVERY_S = 3600.0
+"""At most so often is all of the store read,"""
+LOOK_SHARE = 1e-5
+"""and at most this share of the time is spent on it: not a second a day."""
+LOOK_NICENESS = 10
+
+
+class Housekeeping:
+    """One store's."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._forgot_at_s = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._look_at_s = 0.0
+        """By the monotonic clock. At once after a start: the machine may have crashed."""
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether the store is being read."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def forget_old(self, keep_days: int, now_s: float) -> None:
+        """Once a day: what the store has kept for KeepDays. A failure costs nothing but room until tomorrow."""
+        before_s = now_s - DAY_S * keep_days
+        if now_s - self._forgot_at_s < DAY_S and now_s >= self._forgot_at_s:
+            return
+        if self.is_looking:  # the journal cannot be cut while somebody reads: the tick would wait for it
+            return
+        self._forgot_at_s = now_s
+        try:
+            if before_s - self._store.counters.all().get(PRUNED_BEFORE, 0) >= DAY_S:
+                removed = prune(self._store, before_s)
+                log.info("prune", older_than_days=keep_days, **removed)
+        except GpushareError as error:
+            log.warning("prune", error=str(error))
+
+    def look_for_damage(self) -> None:
+        """Begin to read all of the store, if it is time. Where it is damaged, ticks fail from the next one on."""
+        due = time.monotonic() >= self._look_at_s and not self.is_looking
+        if due and self._store.database.is_sqlite:  # a database server looks itself
+            self._thread = threading.Thread(target=self._look, name="look-for-damage", daemon=True)
+            self._thread.start()
+
+    def _look(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOOK_NICENESS)
+        begun_s = time.monotonic()
+        try:
+            if found := damage(self._store.database):
+                self._store.database.condemn(found)
+        except GpushareError as error:  # it is locked, or away: ticks find that too
+            log.warning("store", error=str(error))
+        finally:
+            done_s = time.monotonic()
+            self._look_at_s = done_s + max(LOOK_EVERY_S, (done_s - begun_s) / LOOK_SHARE)

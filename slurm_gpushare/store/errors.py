@@ -1,0 +1,52 @@
+"""What can be wrong with a store, each as one line that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from slurm_gpushare.errors import GpushareError
+
+
+class StoreError(GpushareError):
+    """The store cannot be used; the message says which one and why."""
+
+
+class StoreReplaced(StoreError):
+    """The store's file was deleted, or another one took its place: what was read from it no longer counts."""
+
+
+class StoreDamaged(StoreError):
+    """The store's file is not what SQLite wrote: only a copy of it helps."""
+
+
+RESTORE = "Restore the last 'gpushare db backup'."
+
+
+def explained(where: str, error: Exception) -> StoreError:
+    """A driver's exception about the store at `where`, for people."""
+    cause: Any = error.orig if isinstance(error, DBAPIError) else error
+    text = str(cause.args[-1] if getattr(cause, "args", None) else cause)
+    for sign, what, hint in _KNOWN:
+        if sign in text.lower():
+            kind = StoreDamaged if sign in _DAMAGE else StoreError
+            return kind(f"{where}: {what}", hint)
+    return StoreError(f"{where}: {text}")
+
+
+_KNOWN = (
+    ("unable to open", "cannot be opened", "Check that the file exists and that this user may read and write it."),
+    ("readonly", "cannot be written", "Run this as the user who owns the store (SlurmUser)."),
+    ("locked", "locked by another process for too long", "See who holds it with: fuser -v FILE."),
+    ("not a database", "is not an SQLite database, or is damaged", RESTORE),
+    ("malformed", "is damaged", RESTORE),
+    ("is full", "the disk is full", "Free some space; nothing was lost: records wait in the spool directory."),
+    ("disk i/o", "the disk reports an error", "Look at the kernel's log."),
+    ("access denied", "the database refuses this user or password", "Check StoreUrl."),
+    ("unknown database", "no such database", "Create it, or correct StoreUrl."),
+    ("can't connect", "no database server answers there", "Check StoreUrl and that the server runs."),
+    ("no such table", "holds no gpushare store", "Make it with: gpushare db migrate."),
+    ("doesn't exist", "holds no gpushare store", "Make it with: gpushare db migrate."),
+)
+_DAMAGE = ("not a database", "malformed")
