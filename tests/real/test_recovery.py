@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from helper_kit import TOKENS, Site, pin
+from store_helpers import overwrite_table
 from telemetry_bed import endless
 
 from slurm_gpushare.coschedule.acting.pauses import pause
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store import Store
+from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.testbed.slurm.processes import wait_until
 from slurm_gpushare.testbed.slurm.testbed import Testbed
 
@@ -105,9 +107,8 @@ def test_restore_after_the_disk_broke_under_the_helper(site: Site) -> None:
     incoming = site.config.spool_dir / "incoming"
     assert wait_until(lambda: bool(list(incoming.glob("*.rec"))), 60), "the record waits for a store"
     failed = gpushare(site, "db", "check", check=False)
-    assert failed.returncode in (1, 3)
-    assert len((failed.stderr or failed.stdout).splitlines()) >= 1
-    assert "Traceback" not in failed.stderr
+    assert (failed.returncode, failed.stderr) == (3, "")
+    assert "damaged" in failed.stdout
 
     gpushare(site, "db", "restore", "--yes", str(copy))
     assert gpushare(site, "db", "check").stdout.rstrip().endswith("sound")
@@ -119,6 +120,25 @@ def test_restore_after_the_disk_broke_under_the_helper(site: Site) -> None:
         assert wait_until(lambda: runs() == [int(job)], 120), (runs(), list(incoming.glob("*")))
         assert wait_until(lambda: not list(incoming.glob("*.rec")), 60), "interim and final record are taken in"
         assert runs() == [int(job)], "as one run"
+
+
+def test_damage_where_no_tick_reads_stops_the_helper_and_monitoring_sees_it(site: Site) -> None:
+    site.store.close()
+    copy = backup(site)
+    overwrite_table(store_file(site), "broken_promise")
+    give(store_file(site), site)
+    log = site.testbed.dir / "log" / "backfill.log"
+    with site.process():
+        assert wait_until(lambda: "is damaged" in log.read_text(), 60)
+        seen_s = HookFile(site.config.hook_file).heartbeat_s()
+        figures = gpushare(site, "metrics").stdout.splitlines()
+        assert f"gpushare_helper_heartbeat_seconds {seen_s}" in figures
+        assert wait_until(lambda: log.read_text().count("is damaged") >= 2, 60)
+        assert HookFile(site.config.hook_file).heartbeat_s() == seen_s, "it is not taken for alive"
+    assert gpushare(site, "db", "check", check=False).returncode == 3
+    gpushare(site, "db", "restore", "--yes", str(copy))
+    with site.process():
+        pass
 
 
 def test_the_way_back_from_an_upgrade_that_was_killed(site: Site) -> None:
