@@ -190,7 +190,7 @@ KEYS: tuple[Key, ...] = (
     Key("KeepDays", "keep_days", _integer(7, 36500), "365",
         "How long the store remembers runs, decisions and observations, and tokens that nobody uses; once a day the helper forgets what is older."),
     Key("HeartbeatSeconds", "heartbeat_s", _integer(5, 3600), "60",
-        "Age of the helper's heartbeat from which the hook and the watchdog take it for dead."),
+        "Age of the helper's heartbeat from which the hook and the watchdog take it for dead, and users' commands what it published for old."),
     Key("Policy", "policy", _Choice(*POLICIES), "gpushare",
         "Who shares with whom. gpushare: who loses least by it; paper: clusters that complement each other; fcfs: the first that fits; random: any that fits; shadow: nobody, but everything is planned and recorded as with gpushare, and the report says what it would have done; off: nobody."),
     Key("Objective", "objective", _Choice("completion", "saving"), "completion",

@@ -37,7 +37,8 @@ from slurm_gpushare.store.store import Store
 from slurm_gpushare.telemetry.figures import RunFigures, looks_preallocated, run_figures
 
 SHARE_OF_TIME = 0.05
-"""Most of the helper's time that the file for all may take: a large site gets it less often."""
+"""Most of the helper's time that the file for all may take: a large site gets it less often, but twice in
+HeartbeatSeconds, since readers take a helper that publishes nothing for dead."""
 OWN_EVERY_S = 30.0
 OWN_BUDGET_S = 0.2
 """Time that owners' files may take in one tick; the others have their turn in the next."""
@@ -55,7 +56,7 @@ class Publisher:
     def __init__(self, config: Config, store: Store, slurm: Slurm, knowledge: str = "") -> None:
         """`knowledge` names the bases that the helper runs on."""
         self._config, self._store, self._slurm, self._knowledge = config, store, slurm, knowledge
-        self._next_s = 0.0
+        self._next_s = self._pause_s = 0.0
         self._private = True
         self._private_at_s = float("-inf")
         self._due: dict[int, float] = {}
@@ -110,9 +111,11 @@ class Publisher:
         begun = time.monotonic()
         jobs = tuple(live.values())
         shown = () if self._private else jobs
-        published = Published(now_s, self._private, _sums(jobs, view), shown, self._knowledge)
-        write_public(self._config.public_dir, published)
-        self._next_s = now_s + (time.monotonic() - begun) / SHARE_OF_TIME
+        alive_s = max(self._config.heartbeat_s, 2.0 * self._config.tick_s)
+        sums, stale_s = _sums(jobs, view), alive_s + self._pause_s
+        write_public(self._config.public_dir, Published(now_s, self._private, sums, shown, self._knowledge, stale_s))
+        self._pause_s = min((time.monotonic() - begun) / SHARE_OF_TIME, self._config.heartbeat_s / 2.0)
+        self._next_s = now_s + self._pause_s
 
     def _for_owners(self, live: Mapping[str, PublicJob], view: View, now_s: float) -> None:
         if not self._started:  # whoever had a job lately may have news

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from slurm_gpushare.coschedule.planning.reasons import duration_text
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.report.known_history import History, JobHistory
 from slurm_gpushare.report.status import Cost, LiveFigures
@@ -21,9 +22,6 @@ from slurm_gpushare.telemetry.figures import run_figures
 
 if TYPE_CHECKING:  # a login node has no database library
     from slurm_gpushare.store.store import Store
-
-STALE_S = 180.0
-"""What the helper published longer ago says nothing of now."""
 
 
 class Source(Protocol):
@@ -48,9 +46,9 @@ class Source(Protocol):
 
 def _fresh(directory: Path, now_s: float) -> Published:
     published = read_public(directory)
-    if now_s - published.at_s > STALE_S:
-        age_min = (now_s - published.at_s) / 60.0
-        raise GpushareError(f"the helper last published {age_min:.0f} min ago")
+    age_s = now_s - published.at_s
+    if age_s > published.stale_s:
+        raise GpushareError(f"the helper last published {duration_text(age_s)} ago")
     return published
 
 

@@ -12,7 +12,7 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,9 @@ class Published:
     jobs: tuple[PublicJob, ...] = ()
     knowledge: str = ""
     """The knowledge bases that the helper runs on, by GPU model."""
+    stale_s: float = 180.0
+    """From this age on it says nothing of now: a helper that lives would have published again. An older release did
+    not say when that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ def write_public(directory: Path, published: Published) -> None:
         "format": "gpushare-public",
         "version": VERSION,
         "at_s": published.at_s,
+        "stale_s": published.stale_s,
         "private": published.private,
         "sums": dict(published.sums),
         "jobs": [_present(job) for job in published.jobs],
@@ -118,9 +122,10 @@ def read_public(directory: Path) -> Published:
     body = _load(_read(directory / PUBLIC))
     try:
         jobs = tuple(PublicJob(**_known(PublicJob, item)) for item in body["jobs"])
-        return Published(
+        told = Published(
             float(body["at_s"]), bool(body["private"]), dict(body["sums"]), jobs, str(body.get("knowledge", ""))
         )
+        return replace(told, stale_s=float(body["stale_s"])) if "stale_s" in body else told
     except (KeyError, TypeError, ValueError) as why:
         raise NotPublished(f"{directory / PUBLIC}: not readable: {type(why).__name__}") from why
 

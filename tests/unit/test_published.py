@@ -7,15 +7,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from store_helpers import ALICE, NOW, record
 
-from slurm_gpushare.coschedule.publishing import own_figures
+from slurm_gpushare.config import parse_config
+from slurm_gpushare.coschedule import publishing
+from slurm_gpushare.coschedule.publishing import Publisher, own_figures
 from slurm_gpushare.history import Decision, Span, isd_of_rate, rate_of_isd
 from slurm_gpushare.report import sources
-from slurm_gpushare.report.sources import PublishedSource
+from slurm_gpushare.report.sources import PublishedSource, StoreSource
 from slurm_gpushare.report.story import tell
 from slurm_gpushare.report.task_decisions import of_job
 from slurm_gpushare.store import Store, published
@@ -135,6 +138,64 @@ def test_what_was_published_long_ago_says_nothing_of_now(tmp_path: Path) -> None
     with patch.object(sources.time, "time", lambda: NOW):
         assert source.live().cost == {}
     assert source.note == "slow-down and reasons are not known: the helper last published 15 min ago"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "stale_s", "said"), [(61, 60, "61 s"), (59, 60, ""), (599, 600, ""), (700, 600, "12 min")]
+)
+def test_the_helper_says_itself_from_when_on_it_is_to_be_taken_for_dead(
+    tmp_path: Path, age_s: float, stale_s: float, said: str
+) -> None:
+    told = Published(NOW - age_s, False, {}, (PublicJob("8", 8, expected_isd_pct=1),), stale_s=stale_s)
+    published.write_public(tmp_path, told)
+    with (
+        patch.object(sources.time, "time", lambda: NOW),
+        Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store,
+    ):
+        for source in (PublishedSource(tmp_path, ALICE, None), StoreSource(store, tmp_path)):
+            assert bool(source.live().jobs) is not bool(said)
+            assert source.note.endswith(f"are not known: the helper last published {said} ago") is bool(said)
+
+
+def test_an_older_release_published_nothing_of_when_it_is_dead(tmp_path: Path) -> None:
+    published.write_public(tmp_path, Published(NOW, False, {}, stale_s=60.0))
+    file = tmp_path / published.PUBLIC
+    body = json.loads(file.read_text())
+    del body["stale_s"]
+    file.write_text(json.dumps(body))
+    assert published.read_public(tmp_path).stale_s == 180.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "write_s", "first_s", "then_s"),
+    [
+        ("", 0.0, 60, 60),
+        ("HeartbeatSeconds=20\n", 0.01, 20, 20.2),
+        ("HeartbeatSeconds=20\n", 5.0, 20, 30),
+        ("HeartbeatSeconds=20\nTickSeconds=30", 0.0, 60, 60),
+    ],
+    ids=["as shipped", "a shorter heartbeat", "a file system that stalls", "ticks further apart"],
+)
+def test_who_reads_waits_as_long_as_the_hook_does_and_for_the_publishers_own_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, write_s: float, first_s: float, then_s: float
+) -> None:
+    """A helper that is alive is never taken for dead: the file stays good until the next one must be there."""
+    clock, written = [0.0], list[Published]()
+
+    def write(directory: Path, told: Published) -> None:
+        clock[0] += write_s
+        written.append(told)
+
+    monkeypatch.setattr(publishing, "write_public", write)
+    monkeypatch.setattr(publishing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    config = replace(parse_config(settings), public_dir=tmp_path)
+    publisher = Publisher(config, None, None)  # type: ignore[arg-type]
+    view = SimpleNamespace(jobs={})
+    publisher._for_all({}, view, NOW)  # type: ignore[arg-type]
+    pause_s = publisher._next_s - NOW
+    publisher._for_all({}, view, NOW + pause_s)  # type: ignore[arg-type]
+    assert [told.stale_s for told in written] == pytest.approx([first_s, then_s])
+    assert pause_s <= config.heartbeat_s / 2
 
 
 def test_without_any_file_the_note_says_which_is_missing(tmp_path: Path) -> None:
