@@ -49,6 +49,10 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
         click.echo(f"{report.jobs} jobs, {report.pending} waiting for a GPU, {report.pairs} pairs: {done}")
 
 
+_NOT_THE_REQUEST = frozenset({"AdminComment", "Account"})
+"""The tag, and the job's own account, which changes nothing: it makes Slurm refuse where the job has started."""
+
+
 @click.command("release")
 @click.option("-j", "--jobs", metavar="ID[,ID...]", help="Only these jobs.")
 @DRY_RUN
@@ -72,19 +76,20 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     slurm = connect(patient=True)
     found, now_s = slurm.jobs(wanted), time.time()
     # Paused jobs first: one that is released may start at once, on the CPUs of a suspended job.
-    told = [("resume", applied) for applied in resume_all(slurm, found, now_s, dry_run)]
-    told += [
-        (" ".join(f"{name}={value}" for name, value in change.fields.items() if name != "AdminComment"), applied)
-        for change, applied in release_jobs(slurm, found, now_s, dry_run)
-    ]
-    for what, applied in told:
+    resumed = {Outcome.DONE: "goes on", Outcome.DRY: "would go on"}
+    told = [(resumed, "after its pause", applied) for applied in resume_all(slurm, found, now_s, dry_run)]
+    released = {Outcome.DONE: "released", Outcome.DRY: "would be released"}
+    for change, applied in release_jobs(slurm, found, now_s, dry_run):
+        fields = (f"{name}={value}" for name, value in change.fields.items() if name not in _NOT_THE_REQUEST)
+        told.append((released, " ".join(fields), applied))
+    for said, what, applied in told:
         if not quiet:
-            click.echo(f"{applied.key}: {applied.outcome} {what}".rstrip())
+            click.echo(f"{applied.key}: {said.get(applied.outcome, str(applied.outcome))} {what}".rstrip())
         if applied.outcome in (Outcome.REFUSED, Outcome.WAITS):
             warn(f"{applied.key}: {applied.message}")
     if not told and not quiet:
         click.echo("no pending job to release, and none that is paused")
-    if any(applied.outcome is Outcome.REFUSED for _, applied in told):
+    if any(applied.outcome is Outcome.REFUSED for *_, applied in told):
         sys.exit(Exit.FAILURE)
 
 
