@@ -64,6 +64,9 @@ def list_tokens(noheader: bool, parsable2: bool, as_json: bool) -> None:
     Long names are cut on a table; -P and --json have them whole.
     """
     items = TokenFile().all()
+    if not items and not (noheader or parsable2 or as_json):
+        click.echo("No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.")
+        return
     figures = source(settings_or_defaults(loud=False))
     known = figures.tokens(os.geteuid())
     facts = {item.token: (known or {}).get(item.token, TokenFigures(item.token)) for item in items}
@@ -89,8 +92,6 @@ def list_tokens(noheader: bool, parsable2: bool, as_json: bool) -> None:
         click.echo(text)
     if not noheader and not parsable2 and any(facts[item.token].preallocated for item in items):
         click.echo(textwrap.fill(f"{_MARK} {PREALLOCATED}.", WIDTH, subsequent_indent="  "))
-    if not items and not noheader and not parsable2:
-        click.echo("No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.", err=True)
     if figures.note and items and not noheader:
         warn(figures.note)
 

@@ -17,7 +17,7 @@ from slurm_gpushare.report.known_history import History, JobHistory
 from slurm_gpushare.report.status import Cost, LiveFigures
 from slurm_gpushare.report.task_decisions import of_job
 from slurm_gpushare.slurm.array_tasks import array_of
-from slurm_gpushare.store.published import OwnFigures, Published, TokenFigures, read_own, read_public
+from slurm_gpushare.store.published import NoJobYet, OwnFigures, Published, TokenFigures, read_own, read_public
 from slurm_gpushare.telemetry.figures import run_figures
 
 if TYPE_CHECKING:  # a login node has no database library
@@ -58,6 +58,7 @@ class PublishedSource:
     def __init__(self, directory: Path, uid: int, munge_socket: Path | None) -> None:
         self._directory, self._uid, self._munge_socket = directory, uid, munge_socket
         self._own: OwnFigures | None = None
+        self._is_new = False
         self._others = False
         self._live: LiveFigures | None = None
         self._live_note = self.note = ""
@@ -71,6 +72,7 @@ class PublishedSource:
             try:
                 self._own = read_own(self._directory, self._uid, self._munge_socket)
             except GpushareError as error:
+                self._is_new = isinstance(error, NoJobYet)
                 self.note = f"what sharing did is not known: {error.what}"
         return self._own
 
@@ -129,6 +131,9 @@ class PublishedSource:
 
     def tokens(self, uid: int) -> Mapping[str, TokenFigures] | None:
         own = self._read_own()
+        if own is None and self._is_new:  # nothing is hidden: every token of theirs is still to be measured
+            self.note = ""
+            return {}
         return None if own is None else {item.token: item for item in own.tokens}
 
 

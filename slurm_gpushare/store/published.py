@@ -34,6 +34,10 @@ class NotPublished(GpushareError):
     """Nothing can be read; `what` says why, for a note beside ``---``."""
 
 
+class NoJobYet(NotPublished):
+    """The helper publishes, and has never met a job of this user's with a token."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublicJob:
     """A job that takes part, as everybody may see it. None is unknown."""
@@ -156,7 +160,7 @@ def read_own(directory: Path, uid: int, munge_socket: Path | None) -> OwnFigures
     """The figures of `uid`. Only a process of that user can read them."""
     path = directory / OWNERS / str(uid)
     if (directory / OWNERS).is_dir() and not path.exists():
-        raise NotPublished("the helper knows no job of yours with a token")
+        raise NoJobYet("the helper knows no job of yours with a token")
     sealed = opener(munge_socket)(_read(path))
     if sealed.uid not in {0, directory.stat().st_uid}:
         raise NotPublished(f"{path}: was not written by the helper")

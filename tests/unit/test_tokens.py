@@ -105,6 +105,30 @@ def test_a_removed_name_gets_a_new_token(home: dict[str, str]) -> None:
     assert gpushare(home, "token", "a").stdout != old
 
 
+@pytest.fixture
+def site(home: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """The helper publishes, and has met no job of this user's."""
+    conf, public = tmp_path / "gpushare.conf", tmp_path / "public"
+    (public / "owners").mkdir(parents=True)
+    conf.write_text(f"Partitions=gpu\nPublicDir={public}\nStoreUrl=sqlite:///{tmp_path}/none\n")
+    return {**home, "GPUSHARE_CONF": str(conf)}
+
+
+def test_who_has_no_token_yet_is_told_in_one_line_how_to_get_one(site: dict[str, str]) -> None:
+    said = gpushare(site, "token", "list")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout == "No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.\n"
+    assert json.loads(gpushare(site, "token", "list", "--json").stdout) == []
+    assert [gpushare(site, "token", "list", option).stdout.count("\n") for option in ("-nP", "-P")] == [0, 1]
+
+
+def test_a_token_that_no_job_has_brought_is_not_known_yet_which_is_no_warning(site: dict[str, str]) -> None:
+    token = gpushare(site, "token", "net").stdout.strip()
+    said = gpushare(site, "token", "list", "-P")
+    assert said.stdout.splitlines()[1] == f"{token}|net|no|---|0|---|---|---"
+    assert said.stderr == ""
+
+
 def test_list_shows_names_beside_tokens(home: dict[str, str]) -> None:
     token = gpushare(home, "token", "my net").stdout.strip()
     assert gpushare(home, "token", "list", "-nP").stdout == f"{token}|my net|---|---|---|---|---|---\n"
