@@ -110,6 +110,10 @@ class Decision:
     """What the decision rested on: numbers, tokens, our own words. JSON."""
 
 
+OPTED_OUT = "opted-out"
+"""The kind of decision that is the owner's: the job was taken out of sharing."""
+
+
 def sides_by_job(spans: Iterable[Span]) -> dict[int, SpanSide]:
     """Of spans that last: each job's side."""
     return {side.job: side for span in spans for side in span.sides}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import click
 
@@ -12,6 +13,7 @@ from slurm_gpushare.cli.access import settings_or_defaults, source
 from slurm_gpushare.cli.checks import check_job_ids
 from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import echo_json, use_colour, warn
+from slurm_gpushare.coschedule.acting.tagging import only_measured, withdrawals
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_accounting, from_queue, job_json
 from slurm_gpushare.report.job_text import job_lines
@@ -21,6 +23,7 @@ from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.array_tasks import array_of
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm, connect
+from slurm_gpushare.slurm.queue import Job
 
 
 @click.command("job")
@@ -59,7 +62,10 @@ def job(job_ids: Sequence[str], as_json: bool) -> None:
 
 def _find(slurm: Slurm, wanted: Sequence[str]) -> Iterator[KnownJob]:
     """Each job that was asked for, from the queue or from accounting; an error for the first that is nowhere."""
-    queue = [from_queue(item) for item in slurm.jobs(wanted)]
+    jobs = slurm.jobs(wanted)
+    out = _withdrawn(slurm, jobs)
+    queue = [replace(from_queue(item), tag=None, opted_out=True) if item.key in out else from_queue(item)
+             for item in jobs]  # fmt: skip
     missing = [job_id for job_id in wanted if not any(_is(job_id, known) for known in queue)]
     past: list[KnownJob] = []
     if missing:
@@ -78,6 +84,13 @@ def _find(slurm: Slurm, wanted: Sequence[str]) -> Iterator[KnownJob]:
             if known.key not in told:
                 told.add(known.key)
                 yield known
+
+
+def _withdrawn(slurm: Slurm, jobs: Sequence[Job]) -> set[str]:
+    """First runs whose owners have taken the token off, which only the comment says until the helper has followed."""
+    measured = only_measured(jobs)
+    comments = slurm.comments([job.key for job in measured]) if measured else {}
+    return {job.key for job, _ in withdrawals(measured, comments)}
 
 
 def _is(job_id: str, known: KnownJob) -> bool:

@@ -45,7 +45,7 @@ class Comments:
         left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
         changes = ((job, change) for job, change in left if change is not None)
         return [
-            explain.noted(job, "opted-out", view.now_s)
+            explain.opted_out(job, view.now_s)
             for job, change in self._changer.in_time(changes)
             if self._done(job, change, "opt-out", outcomes)
         ]
@@ -56,7 +56,7 @@ class Comments:
         for job, change in self._changer.in_time(found):
             tried += 1
             if self._done(job, change, "opt-out", outcomes):
-                decisions.append(explain.noted(job, "opted-out", view.now_s))
+                decisions.append(explain.opted_out(job, view.now_s))
         if tried < len(found):
             self._asked_s -= EVERY_S  # the rest at the next look
         return decisions

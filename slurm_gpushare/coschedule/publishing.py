@@ -19,7 +19,7 @@ from slurm_gpushare.coschedule.tick import TickReport
 from slurm_gpushare.coschedule.view.observe import View
 from slurm_gpushare.coschedule.view.occupancy import place_of
 from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.history import SpanSide, last_of_equals, sides_by_job
+from slurm_gpushare.history import OPTED_OUT, SpanSide, last_of_equals, sides_by_job
 from slurm_gpushare.ownership import make_open_dir
 from slurm_gpushare.slurm.array_tasks import array_of
 from slurm_gpushare.slurm.interface import Slurm
@@ -63,6 +63,9 @@ class Publisher:
         self._seen_s: dict[int, float] = {}
         self._digests: dict[int, bytes] = {}
         self._figures: dict[int, RunFigures] = {}
+        self._left: dict[int, dict[int, int]] = defaultdict(dict)
+        """When which job of an owner opted out, by uid: its tag is gone, so that the queue does not say so."""
+        self._left_read = 0
         self._started = False
         self._complaint = ""
 
@@ -122,6 +125,7 @@ class Publisher:
             self._started = True
             lately = {run.token for run in self._store.runs.between(now_s - 86400.0, now_s + 60.0)}
             self._seen_s = dict.fromkeys(self._store.workloads.owners(lately), now_s)
+        self._look_who_left(now_s)
         own: dict[int, list[Job]] = defaultdict(list)
         for key in live:
             own[view.jobs[key].uid].append(view.jobs[key])
@@ -134,8 +138,18 @@ class Publisher:
             self._due[uid] = now_s + OWN_EVERY_S
             self._for_owner(uid, [live[job.key] for job in own.get(uid, ())], now_s)
 
+    def _look_who_left(self, now_s: float) -> None:
+        new, self._left_read = self._store.decisions.of_kind(OPTED_OUT, now_s - KEPT_S, self._left_read)
+        for decision in new:
+            uid = decision.reasons.get("uid")
+            if isinstance(uid, int):  # earlier releases did not write it
+                self._left[uid][decision.job_id] = decision.at_s
+                if now_s - decision.at_s < STAYS_S:
+                    self._seen_s[uid] = now_s
+
     def _for_owner(self, uid: int, live: Collection[PublicJob], now_s: float) -> None:
-        figures = own_figures(self._store, uid, live, now_s, self._figures)
+        left = [job for job, at_s in self._left.get(uid, {}).items() if now_s - at_s < KEPT_S]
+        figures = own_figures(self._store, uid, live, now_s, self._figures, left[-MOST_JOBS:])
         if self._private:
             figures = without_neighbours(figures)
         digest = hashlib.sha256(own_text(replace(figures, at_s=0.0, since_s=0.0)).encode()).digest()
@@ -190,9 +204,17 @@ def _sums(jobs: Collection[PublicJob], view: View) -> dict[str, float]:
 
 
 def own_figures(
-    store: Store, uid: int, live: Collection[PublicJob], now_s: float, cache: dict[int, RunFigures]
+    store: Store,
+    uid: int,
+    live: Collection[PublicJob],
+    now_s: float,
+    cache: dict[int, RunFigures],
+    left: Collection[int] = (),
 ) -> OwnFigures:
-    """What the store knows of one user's jobs of the last month; `cache` keeps ended runs' figures by their id."""
+    """What the store knows of one user's jobs of the last month; `cache` keeps ended runs' figures by their id.
+
+    `left` are the jobs that the user took out of sharing.
+    """
     since_s = now_s - KEPT_S
     tokens = store.workloads.of_owner(uid)
     runs = store.runs.of_tokens(tokens, since_s)[-MOST_JOBS:]
@@ -206,12 +228,13 @@ def own_figures(
         if run.id in cache and (run.by_node or run.job_id not in figures):
             figures[run.job_id] = cache[run.id]
     jobs = {run.job_id for run in runs} | {job.raw_id for job in live}
+    told = jobs | {array_of(job.key) for job in live} | set(left)
     return OwnFigures(
         at_s=now_s,
         since_s=since_s,
         live=tuple(live),
         spans=tuple(replace(s, resident_token="", guest_token="") for s in store.sharing.of_jobs(jobs, since_s)),
-        decisions=tuple(last_of_equals(store.decisions.of_jobs(jobs | {array_of(job.key) for job in live}))),
+        decisions=tuple(last_of_equals(store.decisions.of_jobs(told))),
         runs=figures,
         tokens=tuple(token_figures(store, uid)),
     )

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slurm_gpushare.coschedule.planning.reasons import Code, Reason, words
-from slurm_gpushare.history import Span, SpanSide, rate_of_isd
+from slurm_gpushare.history import OPTED_OUT, Span, SpanSide, rate_of_isd
 from slurm_gpushare.promises import SitePromises
 from slurm_gpushare.report.cpu_advice import CpuAdvice, cpu_advice
 from slurm_gpushare.report.known_history import JobHistory
@@ -176,7 +176,7 @@ def facts_of(
     job: KnownJob, history: JobHistory, promise: SitePromises, now_s: float, cpu_used_s: float | None = None
 ) -> JobFacts:
     """Put together what Slurm and the helper know of a job."""
-    if job.tag is None and any(decision.kind == "opted-out" for decision in history.decisions):
+    if job.tag is None and any(decision.kind == OPTED_OUT for decision in history.decisions):
         job = replace(job, opted_out=True)
     elapsed_s, since_start_s = job.elapsed_s(now_s), job.since_start_s(now_s)
     spans = [_as_of_now(span, job, history.live) for span in history.spans]
@@ -235,6 +235,7 @@ def job_json(facts: JobFacts, story: Sequence[str], note: str) -> dict[str, Any]
         "cluster": tag.cluster if tag else None,
         "probe": bool(tag and tag.probe),
         "takes_part": tag is not None,
+        "opted_out": job.opted_out,
         "start_s": None if facts.elapsed_s is None else job.start_s,
         "cpu_advice": asdict(facts.cpu_advice) if facts.cpu_advice else None,
         "telemetry": asdict(facts.run) if facts.run else None,

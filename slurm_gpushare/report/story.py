@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from slurm_gpushare.coschedule.planning.reasons import Code, Reason, duration_text, sentence
-from slurm_gpushare.history import Decision, last_of_equals
+from slurm_gpushare.history import OPTED_OUT, Decision, last_of_equals
 from slurm_gpushare.report.words import per_cent
 
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})
@@ -44,7 +44,7 @@ _DONE = {
     "tagged": "tagged, since the submit hook was away; its request is untouched",
     "past-profile": "took more of the GPU than when it was measured: it is measured anew, and counted as a strike",
     "ran-while-paused": "used {seen} % of the GPU while it was paused: not paused again, and counted as a strike",
-    "opted-out": "taken out of sharing by its owner",
+    OPTED_OUT: "taken out of sharing by its owner",
     "slowed": "slowed more than promised: {why}. These two workloads are kept apart for two weeks",
     "outgrown": "{why}",
     "resume-waits": "still paused: {why}",

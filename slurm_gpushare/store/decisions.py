@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, func, select
 
 from slurm_gpushare.history import Decision as Decision
 from slurm_gpushare.store import counters, schema
@@ -42,6 +42,17 @@ class Decisions:
         d = schema.decision
         with self._db.read() as connection:
             return list(map(_decision, select_in(connection, select(d).order_by(d.c.id), d.c.job_id, job_ids)))
+
+    def of_kind(self, kind: str, since_s: float, after: int = 0) -> tuple[list[Decision], int]:
+        """Those of one kind since a time, oldest first, that came after the decision numbered `after`; the last number.
+
+        Who asks again with that number reads only what is new.
+        """
+        d = schema.decision
+        query = select(d).where(d.c.id > after, d.c.kind == kind, d.c.at_s >= since_s).order_by(d.c.id)
+        with self._db.read() as connection:
+            last = connection.scalar(select(func.max(d.c.id))) or 0
+            return list(map(_decision, connection.execute(query))), last
 
     def between(self, start_s: float, end_s: float) -> Iterator[Decision]:
         """The decisions of a period, oldest first."""

@@ -67,6 +67,7 @@ def test_job_that_was_placed_opts_out_and_keeps_its_place(shared: Testbed) -> No
     assert Site(shared).tick().outcomes.get("opt-out:done") == 1
     assert show(shared, job.job_id)["AdminComment"] == "note"
     assert "opted out" in shared.run(explain).stdout, "the store remembers"
+    assert "opted out" in shared.run(explain, user=USER).stdout, "and the helper tells the owner"
     shared.run(["scontrol", "update", f"JobId={job.job_id}", "StartTime=now"], user=USER)
     wait_for(shared, job.job_id, ["COMPLETED"])
 

@@ -8,7 +8,7 @@ from typing import Any
 from slurm_gpushare.coschedule.planning.reasons import Reason
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.coschedule.view.snapshot import Placement, Reasons
-from slurm_gpushare.history import rate_of_isd
+from slurm_gpushare.history import OPTED_OUT, rate_of_isd
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.decisions import Decision
 
@@ -76,6 +76,11 @@ def taken_back(job: Job, card: GpuAddress | None, why: str, now_s: float) -> Dec
 def both(job: Job, other: Job, kind: str, now_s: float, why: str) -> list[Decision]:
     """The same about two jobs that share."""
     return [noted(job, kind, now_s, other, why=why), noted(other, kind, now_s, job, why=why)]
+
+
+def opted_out(job: Job, now_s: float) -> Decision:
+    """Its owner took it out of sharing. With the uid: nothing else says whose it was once the tag is gone."""
+    return noted(job, OPTED_OUT, now_s, uid=job.uid)
 
 
 def noted(job: Job, kind: str, now_s: float, partner: Job | None = None, **reasons: Any) -> Decision:

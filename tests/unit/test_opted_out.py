@@ -1,0 +1,134 @@
+"""Owners who took a job out of sharing are told so: at once, after the helper has followed, and when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from plan_scenes import Flat
+from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, node
+
+from slurm_gpushare.cli.job import _find
+from slurm_gpushare.config import Config, parse_config
+from slurm_gpushare.coschedule.publishing import KEPT_S, OWN_EVERY_S, STAYS_S, Publisher
+from slurm_gpushare.coschedule.tick import Helper
+from slurm_gpushare.history import OPTED_OUT, Decision
+from slurm_gpushare.report import sources
+from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_queue, job_json
+from slurm_gpushare.report.job_text import job_lines
+from slurm_gpushare.report.sources import PublishedSource
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store import Store, published
+from slurm_gpushare.store.credential import Sealed
+
+OWNER = 1000
+TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
+
+
+class Queue(WatchedSlurm):
+    """A queue whose comments are all empty now."""
+
+    def config(self) -> dict[str, str]:
+        return {}
+
+    def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
+        return dict.fromkeys((item.key for item in self.queue), "")
+
+
+class OwnersView:
+    """A helper that ticks and publishes, and what an owner then reads."""
+
+    def __init__(self, config: Config, store: Store, queue: list[Job]) -> None:
+        self.config, self.store = config, store
+        self.now_s, self.slurm = float(NOW), Queue(queue, [node()])
+        self.restart()
+
+    def restart(self) -> None:
+        self._helper = Helper(self.config, self.slurm, self.store, Flat(0.9), clock=lambda: self.now_s)
+        self._publisher = Publisher(self.config, self.store, self.slurm)
+
+    def tick(self, after_s: float = OWN_EVERY_S) -> None:
+        self.now_s += after_s
+        self._publisher.publish(self._helper.tick(), self.now_s)
+
+    def told(self, known: KnownJob, uid: int = OWNER) -> str:
+        source = PublishedSource(self.config.public_dir, uid, None)
+        with patch.object(sources.time, "time", lambda: self.now_s):
+            history = source.of_job(known.raw_id, known.key, known.uid)
+        facts = facts_of(known, history, self.config.promises, self.now_s)
+        text = " ".join("\n".join(job_lines(facts, (), source.note, False)).split())
+        assert job_json(facts, (), "")["opted_out"] == ("opted out" in text)
+        return text
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    paths = f"SpoolDir={tmp_path}\nStateDir={tmp_path}\nPublicDir={tmp_path}/public\n"
+    return parse_config(f"Partitions=gpu\nGpusPerNode=2\nStoreUrl=sqlite:///{tmp_path}/store.sqlite\n{paths}")
+
+
+@pytest.fixture
+def unsealed(tmp_path: Path) -> Iterator[None]:
+    with (
+        patch.object(published, "seal", lambda text, socket, reader_uid: text),
+        patch.object(published, "opener", lambda socket: lambda raw: Sealed(tmp_path.stat().st_uid, raw)),
+    ):
+        yield
+
+
+def untagged(key: str = "7") -> Job:
+    """What is left in Slurm of a job that opted out, once the helper has taken the tag off."""
+    return job(key, per_node="", per_job="gres/gpu:1")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [job("7", tag=TAG, per_node="", per_job="gres/gpu:1"), job("7", tag=f"GS1:probe;t={TOKEN_A}")],
+    ids=["known", "first run"],
+)
+def test_the_owner_is_told_when_the_helper_has_followed_and_ever_after(
+    config: Config, unsealed: None, before: Job
+) -> None:
+    with Store.create(config.store_url) as store:
+        site = OwnersView(config, store, [before, job("9", uid=OWNER + 1, tag=f"GS1:probe;t={TOKEN_A}")])
+        site.tick()
+        site.slurm.queue = [untagged()]
+        assert "opted out: its owner took the token off" in site.told(from_queue(untagged()))
+        assert "opted out" not in site.told(from_queue(untagged("8"))), "one that never took part"
+        site.slurm.queue = [job("11", tag=TAG)]  # the first has ended, and the owner's file is written anew
+        site.tick()
+        site.restart()
+        site.tick(2 * STAYS_S)
+        assert "opted out" in site.told(from_queue(untagged()))
+        assert "opted out" not in site.told(from_queue(untagged()), OWNER + 1), "details are for the owner"
+
+
+def test_what_was_long_ago_is_forgotten_and_what_another_release_wrote_left_out(config: Config, unsealed: None) -> None:
+    with Store.create(config.store_url) as store:
+        old = Decision(5, int(NOW - KEPT_S - 10), OPTED_OUT, reasons={"key": "5", "uid": OWNER})
+        store.decisions.add([old, Decision(6, NOW - 100, OPTED_OUT, reasons={"key": "6"})])
+        site = OwnersView(config, store, [job("11", tag=TAG)])
+        site.tick()
+        assert all("opted out" not in site.told(from_queue(untagged(key))) for key in ("5", "6"))
+
+
+def test_a_first_run_whose_comment_is_empty_has_opted_out_before_the_helper_follows() -> None:
+    """Under Policy=shadow and off the helper never does: it changes no job."""
+    first = job("7", tag=f"GS1:probe;t={TOKEN_A}")
+    (found,) = _find(Queue([first], []), ["7"])
+    assert (found.opted_out, found.tag) == (True, None)
+    (found,) = _find(WatchedSlurm([first], []), ["7"])
+    assert (found.opted_out, found.tag) == (False, first.tag)
+
+
+def test_decisions_of_a_kind_are_read_on_from_where_one_was(tmp_path: Path) -> None:
+    with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+        made = [Decision(number, NOW + number, kind) for number, kind in enumerate(("waits", OPTED_OUT, "waits"))]
+        store.decisions.add(made)
+        found, last = store.decisions.of_kind(OPTED_OUT, NOW)
+        assert [decision.job_id for decision in found] == [1]
+        assert store.decisions.of_kind(OPTED_OUT, NOW, last) == ([], last)
+        store.decisions.add([Decision(9, NOW, OPTED_OUT)])
+        assert [decision.job_id for decision in store.decisions.of_kind(OPTED_OUT, NOW, last)[0]] == [9]
