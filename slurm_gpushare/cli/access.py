@@ -41,6 +41,17 @@ def settings_or_defaults(*, loud: bool = True) -> Config:
         return DEFAULTS
 
 
+def _is_absent(path: str) -> bool:
+    """Whether there is no such file, which is worth a word; one that is closed to this user is as it should be."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def readable_store(config: Config, *, loud: bool = True) -> Store | None:
     """The store for reading, or None: users have no access to it, and need none.
 
@@ -49,9 +60,7 @@ def readable_store(config: Config, *, loud: bool = True) -> Store | None:
     """
     loud = loud and config.source is not None
     path = config.store_url.removeprefix("sqlite://")
-    if path != config.store_url and os.path.exists(path) and not os.access(path, os.R_OK):
-        return None
-    if path != config.store_url and not os.path.exists(path) and not loud:
+    if path != config.store_url and not os.access(path, os.R_OK) and not (loud and _is_absent(path)):
         return None
     try:
         from slurm_gpushare.store.store import Store

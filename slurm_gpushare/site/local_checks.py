@@ -18,10 +18,16 @@ Check = Callable[[Config], Iterable[Finding]]
 
 def store(config: Config) -> Iterator[Finding]:
     """It opens, has this release's schema, and is nobody else's to read."""
-    from slurm_gpushare.store.maintenance import mode_fix  # here: a compute node has no database library
+    from slurm_gpushare.store.database import sqlite_path  # here: a compute node has no database library
+    from slurm_gpushare.store.journal import journal_fix
+    from slurm_gpushare.store.maintenance import JOURNAL_TROUBLE, mode_fix
     from slurm_gpushare.store.store import Store
 
     try:
+        file = sqlite_path(config.store_url)
+        if file is not None and (fix := journal_fix(file)):
+            yield failed("store-journal", f"{file}: {JOURNAL_TROUBLE}", f"Run as root: {fix}")
+            return  # to open it would say less, or hide it
         with Store(config.store_url, read_only=True) as opened:
             path = opened.database.path
             where = opened.database.where

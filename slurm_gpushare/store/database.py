@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.ownership import hand_over
 from slurm_gpushare.store.errors import RESTORE, StoreDamaged, StoreError, StoreReplaced, explained
+from slurm_gpushare.store.journal import WAL, beside, may_read, mend_own, remove_journal
 
 _BUSY_S = 15.0
 _TAKE_TURN = "SELECT value FROM counter WHERE name = 'writer' FOR UPDATE"
@@ -75,7 +77,7 @@ class Database:
             yield connection
         self._check_file()  # what was committed to a file that nobody will find again must not count as kept
         if self.path is not None:
-            self._journal = _identity(_beside(self.path, "-wal"))
+            self._journal = _identity(beside(self.path, WAL))
 
     def close(self) -> None:
         self._engine.dispose()
@@ -97,8 +99,8 @@ class Database:
             return False
         if self.path.exists():
             self.close()
-            if self._journal is not None and _identity(_beside(self.path, "-wal")) == self._journal:
-                self._remove_journal()
+            if self._journal is not None and _identity(beside(self.path, WAL)) == self._journal:
+                remove_journal(self.path)
             return False
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
@@ -108,7 +110,7 @@ class Database:
                 source = raw.driver_connection
                 assert isinstance(source, sqlite3.Connection)
                 source.backup(copy)
-            self._remove_journal()
+            remove_journal(self.path)
             os.link(draft, self.path)  # a file that somebody put there meanwhile stays
         except FileExistsError:
             return False
@@ -117,11 +119,6 @@ class Database:
         finally:
             draft.unlink(missing_ok=True)
         return True
-
-    def _remove_journal(self) -> None:
-        assert self.path is not None
-        for name in ("-wal", "-shm"):
-            _beside(self.path, name).unlink(missing_ok=True)
 
     def _check_file(self) -> None:
         """SQLite goes on writing to a file that was deleted or moved away, and everything is lost: look first."""
@@ -143,15 +140,25 @@ class Database:
         assert self.path is not None
         if self._may_create:
             _make_private(self.path)
-        elif not self.path.exists():
-            raise StoreError(f"{self.path}: there is no store yet", "Make it with: gpushare db migrate.")
+        else:
+            _require(self.path)
         self._file = _identity(self.path)
-        mode = "ro" if self.read_only else "rw"
+        # Who reads and may write leaves no file behind, since SQLite then clears up at the last close.
+        mode = "ro" if self.read_only and not os.access(self.path, os.W_OK) else "rw"
+        if self.read_only and not may_read(self.path):
+            raise StoreError(
+                f"{self.path}: others can read it only while the helper has it open",
+                "Start 'gpushare backfill', or run this as SlurmUser.",
+            )
         engine = create_engine(
             URL.create("sqlite", database=f"file:{_quoted(self.path)}", query={"mode": mode, "uri": "true"}),
             connect_args={"timeout": _BUSY_S},
         )
-        event.listen(engine, "connect", _on_sqlite_connect)
+        if self.read_only:
+            event.listen(engine, "connect", _on_reader_connect)
+        else:
+            event.listen(engine, "do_connect", partial(_before_writer_connect, self.path))
+            event.listen(engine, "connect", _on_writer_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
         return engine
 
@@ -161,7 +168,7 @@ class Database:
             yield
         except (DBAPIError, sqlite3.Error) as error:  # the latter from the connect hook, which SQLAlchemy does not wrap
             self._drop_read_only(error)
-            raise explained(self.where, error) from error
+            raise explained(error, self.where, self.path) from error
 
     def _drop_read_only(self, error: Exception) -> None:
         """Open the file anew next time: SQLite opens one that is read-only for reading, and never tries again.
@@ -228,12 +235,18 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
 def _quoted(path: Path) -> str:
     return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def _require(path: Path) -> None:
+    """Raise where there is no store, or where its directory is closed to this user."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError) as why:
+        raise StoreError(f"{path}: there is no store yet", "Make it with: gpushare db migrate.") from why
+    except OSError as why:
+        raise StoreError(f"{path}: cannot be opened: {why.strerror}", "Run this as SlurmUser.") from why
 
 
 def _make_private(path: Path) -> None:
@@ -249,8 +262,17 @@ def _make_private(path: Path) -> None:
         ) from why
 
 
-def _on_sqlite_connect(connection: sqlite3.Connection, _: object) -> None:
+def _on_reader_connect(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions are begun below, not guessed by the driver
+    connection.execute("PRAGMA query_only=ON")
+
+
+def _before_writer_connect(path: Path, *_: object) -> None:
+    mend_own(path)
+
+
+def _on_writer_connect(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None
     if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         connection.execute("PRAGMA journal_mode=WAL")
     # FULL: a committed batch survives a power cut, and only then are its spool files removed.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.store.journal import journal_fix
 
 
 class StoreError(GpushareError):
@@ -24,14 +26,15 @@ class StoreDamaged(StoreError):
 RESTORE = "Restore the last 'gpushare db backup'."
 
 
-def explained(where: str, error: Exception) -> StoreError:
-    """A driver's exception about the store at `where`, for people."""
+def explained(error: Exception, where: str, path: Path | None) -> StoreError:
+    """The driver's `error` for people. `where` is the store's address, `path` its file if it has one."""
     cause: Any = error.orig if isinstance(error, DBAPIError) else error
     text = str(cause.args[-1] if getattr(cause, "args", None) else cause)
     for sign, what, hint in _KNOWN:
         if sign in text.lower():
             kind = StoreDamaged if sign in _DAMAGE else StoreError
-            return kind(f"{where}: {what}", hint)
+            fix = journal_fix(path) if path and sign in _BY_THE_JOURNAL else None
+            return kind(f"{where}: {what}", f"Run as root: {fix}" if fix else hint)
     return StoreError(f"{where}: {text}")
 
 
@@ -49,4 +52,6 @@ _KNOWN = (
     ("no such table", "holds no gpushare store", "Make it with: gpushare db migrate."),
     ("doesn't exist", "holds no gpushare store", "Make it with: gpushare db migrate."),
 )
-_DAMAGE = ("not a database", "malformed")
+_DAMAGE = frozenset({"not a database", "malformed"})
+_BY_THE_JOURNAL = frozenset({"unable to open", "readonly"})
+"""What SQLite also says where the store itself could be used, and the files beside it cannot."""

@@ -19,6 +19,7 @@ from slurm_gpushare.store.chunks import chunks
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
 from slurm_gpushare.store.database import Database, sqlite_path
 from slurm_gpushare.store.errors import StoreDamaged, StoreError
+from slurm_gpushare.store.journal import journal_fix
 from slurm_gpushare.store.migrate import known_migrations, migrate, store_version
 from slurm_gpushare.store.store import Store
 
@@ -47,6 +48,8 @@ def _problems(database: Database) -> list[str]:
             found += _contradictions(connection)
     if database.path is not None and (fix := mode_fix(database.path)):
         found.append(f"open to others: run '{fix}'")
+    if database.path is not None and (fix := journal_fix(database.path)):
+        found.append(f"{JOURNAL_TROUBLE}: run as root '{fix}'")
     return found
 
 
@@ -62,6 +65,9 @@ def damage(database: Database) -> str:
         except StoreDamaged as error:
             return error.what.removeprefix(f"{own.where}: ")
     return "" if line == "ok" else " ".join(line.split())
+
+
+JOURNAL_TROUBLE = "files that SQLite keeps beside it are another user's, too open, or not for its owner to write"
 
 
 def mode_fix(path: Path) -> str | None:
