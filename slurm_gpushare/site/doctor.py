@@ -11,6 +11,7 @@ from slurm_gpushare.site.current_setup import collect
 from slurm_gpushare.site.finding import Finding, Level, failed, passed, warned
 from slurm_gpushare.site.hold_checks import hold_board, hold_setup
 from slurm_gpushare.site.local_checks import CONTROLLER_CHECKS, LOCAL_CHECKS
+from slurm_gpushare.site.owner_checks import file_owners, helpers_directories, incoming_mode, script_owners
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import connect
@@ -45,13 +46,16 @@ def examine() -> Iterator[Finding]:
         here = facts.is_controller
         if not here:
             yield passed("machine", "slurmctld does not run here: what it alone needs is not checked")
-        for check in (*SLURM_CHECKS, hold_setup):
+        for check in (*SLURM_CHECKS, hold_setup, script_owners):
             yield from check(facts, config)
-    for local in (*LOCAL_CHECKS, hold_board):
-        if local in CONTROLLER_CHECKS and not here:
+    for local in (*LOCAL_CHECKS, hold_board, file_owners, incoming_mode, helpers_directories):
+        if local in (*CONTROLLER_CHECKS, helpers_directories) and not here:
             continue
         try:
             yield from local(config)
+        except PermissionError as why:
+            name = local.__name__.replace("_", "-")
+            yield warned(name, f"{why.filename} is not yours to see", "Run doctor as SlurmUser or root.")
         except ModuleNotFoundError as error:
             missing = NotInstalled(error.name or "", EXTRA_OF.get(error.name or "", "controller"))
             yield warned(local.__name__, missing.what, missing.hint)

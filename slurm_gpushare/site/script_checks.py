@@ -18,6 +18,7 @@ Check = Callable[[SiteSetup, Config], Iterable[Finding]]
 _WRITE = "Run 'gpushare configure --write'."
 # A command by its whole path, at the start of a line of a shell script.
 _COMMAND = re.compile(r"(?m)^[ \t]*(?:exec[ \t]+|source[ \t]+|\.[ \t]+)?(/[^\s;|&<>\"'$`()]+)")
+_PYTHON = re.compile(r"(?m)^export GPUSHARE_PYTHON=(/\S+)")
 _DOFILE = re.compile(r"""dofile\s*[(,]\s*["']([^"']+)["']""")
 
 
@@ -60,7 +61,7 @@ def _script(check: str, facts: SiteSetup, config: Config, name: str, loss: str) 
     if own is None:
         yield failed(check, f"{facts.etc / name} is missing or cannot be read: {loss}", _WRITE)
         return
-    called = [Path(path) for path in _DOFILE.findall(own) if "gpushare" in path]
+    called = _called_lua(own)
     if absent := [path for path in called if not path.is_file()]:
         yield failed(check, f"{facts.etc / name} runs {absent[0]}, which is missing", _WRITE)
         return
@@ -108,9 +109,8 @@ def prologs(facts: SiteSetup, _: Config) -> Iterator[Finding]:
         ("Epilog", "epilog", "samplers end late"),
         ("TaskProlog", "task-prolog", "plain srun fails inside shared jobs"),
     ):
-        scripts = [path for pattern in facts.scripts(key) for path in _glob(pattern) if path.is_file()]
-        ours = [path for path in scripts if _is_ours(path)]
-        absent = [called for path in ours for called in _missing_calls(path)]
+        ours = our_scripts(facts, key)
+        absent = [called for path in ours for called in called_scripts(path) if not is_there(called)]
         named = [Path(name) for name in facts.scripts(key) if "gpushare" in name and "*" not in name]
         if gone := [path for path in named if not is_there(path)]:
             yield failed(check, f"{key}={gone[0]} is missing: {_WITHOUT[key]}", _WRITE)
@@ -150,15 +150,35 @@ def _is_ours(script: Path) -> bool:
     return "gpushare" in script.name or "gpushare" in read_or_empty(script)
 
 
-def _missing_calls(script: Path, depth: int = 3) -> Iterator[Path]:
-    """What `script` runs on our behalf and is not there: a site's own script may run ours, which runs the package's."""
+def our_scripts(facts: SiteSetup, key: str) -> list[Path]:
+    """Those of what a key such as Prolog names that are ours, or run ours."""
+    scripts = [path for pattern in facts.scripts(key) for path in _glob(pattern) if path.is_file()]
+    return [path for path in scripts if _is_ours(path)]
+
+
+def called_scripts(script: Path, depth: int = 3) -> Iterator[Path]:
+    """What `script` runs on our behalf, there or not: a site's own script may run ours, which runs the package's."""
     for called in map(Path, _COMMAND.findall(read_or_empty(script))):
         if "gpushare" not in script.name and "gpushare" not in str(called):
             continue  # the site's own affair
-        if not is_there(called):
-            yield called
-        elif depth > 1 and "gpushare" in called.name:
-            yield from _missing_calls(called, depth - 1)
+        yield called
+        if depth > 1 and "gpushare" in called.name and is_there(called):
+            yield from called_scripts(called, depth - 1)
+
+
+def pythons(script: Path) -> list[Path]:
+    """The Python that a script of ours has the sampler run by."""
+    return [Path(path) for path in _PYTHON.findall(read_or_empty(script))]
+
+
+def lua_files(facts: SiteSetup, name: str) -> list[Path]:
+    """A Lua script beside slurm.conf, and those of ours that it runs."""
+    own = facts.files.get(name)
+    return [] if own is None else [facts.etc / name, *_called_lua(own)]
+
+
+def _called_lua(text: str) -> list[Path]:
+    return [Path(path) for path in _DOFILE.findall(text) if "gpushare" in path]
 
 
 def is_there(path: Path) -> bool:

@@ -166,6 +166,20 @@ def test_a_store_that_is_open_to_others_or_missing_is_named(testbed: Testbed, co
     assert failures(doctor(testbed)) == {"store"}
 
 
+def test_what_others_could_change_is_named(testbed: Testbed, config: Config) -> None:
+    places = {testbed.layout.gpushare_conf: 0o666, testbed.layout.etc / "job_submit.lua": 0o646}
+    places[config.spool_dir / "incoming"] = 0o1777
+    before = {path: path.stat().st_mode & 0o7777 for path in places}
+    for path, mode in places.items():
+        path.chmod(mode)
+    found = doctor(testbed)
+    assert failures(found) == {"owners", "script-owners", "spool-mode"}
+    assert "in slurmctld" in found["script-owners"]["found"]
+    for path in places:
+        path.chmod(before[path])
+    assert failures(doctor(testbed)) == set()
+
+
 def test_a_spool_that_nobody_empties_is_named(testbed: Testbed, config: Config) -> None:
     record = config.spool_dir / "incoming" / "gpu0-1-x-f.rec"
     record.touch()
