@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from slurm_gpushare.site.units import UnitSite, unit_texts  # noqa: E402 - of this checkout
+
 HERE = ROOT / "packaging"
 LIB = Path("usr/lib/slurm-gpushare")
 NODE = ("click>=8.1", "nvidia-ml-py>=12", "psutil>=5.9")
@@ -157,10 +161,10 @@ def documents(tree: Path, sbom: Path | None) -> None:
     }
     for source, target in places.items():
         copy(share / source, tree / "usr/share" / target)
-    for path in sorted((share / "systemd").iterdir()):
-        unit = tree / "usr/lib/systemd/system" / path.name
-        copy(path, unit)
-        unit.write_text(unit.read_text().replace("@GPUSHARE@", "/usr/bin/gpushare").replace("@SLURM_USER@", "slurm"))
+    for name, text in unit_texts(UnitSite(Path("/usr/bin/gpushare"), "slurm")):
+        unit = tree / "usr/lib/systemd/system" / name
+        copy(share / "systemd" / name, unit)
+        unit.write_text(text)
     for page in sorted((share / "man").iterdir()):
         target = tree / f"usr/share/man/man{page.suffix[1:]}/{page.name}.gz"
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ for path in usr/lib/systemd/system/gpushare-{backfill,watchdog,metrics}.service 
   usr/share/doc/slurm-gpushare/examples/gpushare.conf usr/share/doc/slurm-gpushare/examples/train.sh; do
   [[ -s $root/$path ]] || { say "error: /$path is missing"; exit 1; }
 done
-! grep -rq '@GPUSHARE@\|@SLURM_USER@' "$root/usr/lib/systemd/system/" || { say "error: a unit is not filled in"; exit 1; }
+! grep -rEq '@[A-Z_]+@' "$root/usr/lib/systemd/system/" || { say "error: a unit is not filled in"; exit 1; }
 
 say "configure: a store, as SlurmUser"
 mkdir -p "$root/etc/slurm"

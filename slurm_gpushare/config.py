@@ -263,6 +263,12 @@ class Config:
     source: Path | None = field(default=None, compare=False)
 
     @property
+    def store_file(self) -> Path | None:
+        """The store's file, where StoreUrl itself names one."""
+        kind, _, path = self.store_url.partition("://")
+        return Path("/" + path.lstrip("/")) if kind == "sqlite" and path.startswith("//") else None
+
+    @property
     def promises(self) -> SitePromises:
         return SitePromises(self.resident_budget_pct, self.guest_cap_pct)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from slurm_gpushare.errors import BadInput, ConfigError
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.site.configure import SUBMIT_BESIDE, FileKind, Install, Piece, choose, pieces
 from slurm_gpushare.site.current_setup import collect
-from slurm_gpushare.site.units import unit_pieces
+from slurm_gpushare.site.units import unit_pieces, unit_site
 from slurm_gpushare.site.write_files import undo, write, writes
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import connect
@@ -64,8 +65,10 @@ def configure(
     facts = collect(connect())
     choice = choose(facts, names, models, shards_per_gpu)
     install = Install(Path(sys.executable), resource_dir("lua_bridge"), resource_dir("prolog"))
-    found = [*pieces(facts, choice, install), *unit_pieces(facts, Path(sys.argv[0]).resolve())]
+    found = pieces(facts, choice, install)
     _warn_of_mistakes(found)
+    settings = next(piece.text for piece in found if piece.name == "gpushare.conf")
+    found += unit_pieces(unit_site(facts, Path(sys.argv[0]).resolve(), settings, shutil.which("scontrol")))
     if as_json:
         echo_json([{"name": p.name, "kind": p.kind.value, "text": p.text} for p in found])
     elif target is None:

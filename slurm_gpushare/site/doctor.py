@@ -13,6 +13,7 @@ from slurm_gpushare.site.hold_checks import hold_board, hold_setup
 from slurm_gpushare.site.local_checks import CONTROLLER_CHECKS, LOCAL_CHECKS
 from slurm_gpushare.site.owner_checks import file_owners, helpers_directories, incoming_mode, script_owners
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
+from slurm_gpushare.site.unit_checks import installed_units
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import connect
 
@@ -46,7 +47,7 @@ def examine() -> Iterator[Finding]:
         here = facts.is_controller
         if not here:
             yield passed("machine", "slurmctld does not run here: what it alone needs is not checked")
-        for check in (*SLURM_CHECKS, hold_setup, script_owners):
+        for check in (*SLURM_CHECKS, hold_setup, script_owners, installed_units):
             yield from check(facts, config)
     for local in (*LOCAL_CHECKS, hold_board, file_owners, incoming_mode, helpers_directories):
         if local in (*CONTROLLER_CHECKS, helpers_directories) and not here:

@@ -45,6 +45,7 @@ def test_everything_is_where_the_system_looks_for_it(unpacked: Path) -> None:
     unit = (unpacked / "usr/lib/systemd/system/gpushare-backfill.service").read_text()
     assert "ExecStart=/usr/bin/gpushare backfill" in unit
     assert "User=slurm" in unit
+    assert "ReadWritePaths=-/run/gpushare -/var/lib/gpushare -/var/spool/gpushare\n" in unit
     assert os.access(unpacked / LIB / "common/slurm_gpushare/prolog/prolog.sh", os.X_OK)
 
 
