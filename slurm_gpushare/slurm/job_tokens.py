@@ -13,7 +13,8 @@ from slurm_gpushare.tokens import OwnedToken
 
 # sacct's command line holds every id: keep it well under the kernel's limit for one argument.
 _AT_ONCE = 5_000
-_REMEMBERED = 100_000
+_REMEMBERED = 10_000
+"""Of jobs that ended long ago accounting is asked: remembering more would fill memory for months."""
 
 
 def _owned(job: Job | AccountedJob, comment: str) -> OwnedToken:

@@ -37,7 +37,7 @@ def crash_often(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None
 
 
 def with_a_suspended_job(inject: Inject, site: ChaosSite, pause: Pause) -> None:
-    """Jobs begin to slow each other far more than was promised: once the helper has paused one, break something."""
+    """Jobs begin to slow others far more than was promised: once the helper has paused one, break something."""
     set_rates(site.testbed, ROUGH)
     try:
         begun = time.monotonic()

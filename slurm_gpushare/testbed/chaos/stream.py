@@ -23,30 +23,26 @@ from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 WORKLOADS = 4
 """Known ones, of each user."""
-DISTURBERS = 12
-"""Known workloads of each user that slow their neighbours far more than was ever seen of them, and are paused."""
-KINDS = ("shared", "shared", "disturber", "shared", "probe", "shared", "plain", "array", "shared", "two cards",
-         "fragile")  # fmt: skip
+KINDS = ("shared", "shared", "probe", "shared", "plain", "array", "shared", "shared", "two cards", "fragile")
 """In turn. ``fragile`` shares and may not be requeued; ``probe`` has a token that nobody knows yet; faults may ask for
 ``long`` too, which shares and outlasts most."""
 LONG = 2.5
 """Times as long as others."""
 UNTOKENED = ("plain", "two cards")
-LIMITS_MIN = (4, 6, 10)
-DISTURBER_LIMIT_MIN = 3
-"""A guest's limit may not outlast its resident's while others wait for the card: equal limits would never share."""
+LIMITS_MIN = (3, 4, 6)
+LONG_LIMIT_MIN = 10
+"""A guest's limit may not outlast its resident's while others wait for the card: with equal ones few would share."""
 MEAN_S = 24.0
-BUSY_PCT = dict.fromkeys(("long", "disturber"), 95)
-"""How busy a kind keeps a card, where that is not half of the time. A loss is only believed of a card that is busy."""
-RATES = dict.fromkeys((f"p{index}" for index in range(WORKLOADS)), 0.80) | {"long": 0.80, "disturber": 0.30}
+BUSY_PCT, LONG_BUSY_PCT = 50, 95
+"""How busy jobs keep a card. A loss is only believed of a card that is busy."""
+_ORDINARY = tuple(f"p{index}" for index in range(WORKLOADS))
+_LONG = "long"
+RATES = dict.fromkeys((*_ORDINARY, _LONG), 0.80)
 """How fast anybody runs beside a workload."""
-ROUGH = dict.fromkeys(RATES, 0.30) | {"long": 0.70}
-"""The same when workloads have begun to slow their neighbours, above all long ones: the helper could not know."""
+ROUGH = dict.fromkeys(_ORDINARY, 0.30) | {_LONG: 0.70}
+"""The same when workloads have begun to slow long ones far more than was ever seen: the helper pauses them."""
 KNOWN_RATE = 0.85
 """What the helper is told of every pair: enough to let them share."""
-_ORDINARY = tuple(f"p{index}" for index in range(WORKLOADS))
-_DISTURBING = tuple(f"disturber {turn}" for turn in range(DISTURBERS))
-_LONG = "long"
 _MARK = re.compile(r"(start|end) (\S+) (\d+) (\d+) ([\d.]+) (\S+) (\S+) (\d+)")
 
 
@@ -98,7 +94,7 @@ class Stream:
         self._marks.chmod(0o1777)
         set_rates(self.testbed, RATES)
         self._binary = build_light_job(self.testbed.layout.lib)
-        self._turn = self._disturbed = self._tried = 0
+        self._turn = self._tried = 0
 
     @property
     def profiles(self) -> list[KnownProfile]:
@@ -106,20 +102,19 @@ class Stream:
         return [
             KnownProfile(_token(user, name), pwd.getpwnam(user).pw_uid, "V100", 2048, MEM_TOTAL_MIB, number % 3,
                          self.mean_s * (LONG if name == _LONG else 1.0),
-                         _features(BUSY_PCT.get(name.split()[0], 50)))
-            for user in TEST_USERS for number, name in enumerate((*_ORDINARY, _LONG, *_DISTURBING))
+                         _features(LONG_BUSY_PCT if name == _LONG else BUSY_PCT))
+            for user in TEST_USERS for number, name in enumerate((*_ORDINARY, _LONG))
         ]  # fmt: skip
 
     @property
     def observations(self) -> list[Observation]:
-        """What is known of pairs at the start: all get on well. Of disturbers that is not true."""
-        ordinary = [_token(user, name) for user in TEST_USERS for name in (*_ORDINARY, _LONG)]
-        disturbing = [_token(user, name) for user in TEST_USERS for name in _DISTURBING]
-        some = ordinary[:2]  # more of them teach nothing new, and take time to learn at every start of the helper
-        pairs = [*product(ordinary, some), *product(some, disturbing), *product(disturbing, some)]
+        """What is known of pairs at the start: all get on well."""
+        tokens = [_token(user, name) for user in TEST_USERS for name in (*_ORDINARY, _LONG)]
+        some = tokens[:2]  # more of them teach nothing new, and take time to learn at every start of the helper
+        pairs = {*product(tokens, some), *product(some, tokens)}
         return [
             Observation(f"chaos:{number}", "V100", victim, neighbour, KNOWN_RATE, 16.0, int(time.time()))
-            for number, (victim, neighbour) in enumerate(pairs)
+            for number, (victim, neighbour) in enumerate(sorted(pairs))
         ]
 
     def submit(self, fault: str) -> bool:
@@ -127,11 +122,8 @@ class Stream:
         kind, user = self.kinds[self._turn % len(self.kinds)], list(TEST_USERS)[self._turn % len(TEST_USERS)]
         profile, work_s = f"p{self._random.randrange(WORKLOADS)}", self._random.uniform(0.7, 1.3) * self.mean_s
         limit_min, token = self._random.choice(LIMITS_MIN), _token(user, profile)
-        if kind == "long":
-            profile, work_s, token = kind, LONG * self.mean_s, _token(user, _LONG)
-        if kind == "disturber":
-            profile, work_s, token = kind, 1.5 * self.mean_s, _token(user, _DISTURBING[self._disturbed % DISTURBERS])
-            limit_min, self._disturbed = DISTURBER_LIMIT_MIN, self._disturbed + 1
+        if kind == _LONG:
+            profile, work_s, token, limit_min = _LONG, LONG * self.mean_s, _token(user, _LONG), LONG_LIMIT_MIN
         if kind == "probe":
             token = made_up_token(f"{user} new {self._turn}")
         if kind in UNTOKENED or not self.tokens:
@@ -156,7 +148,7 @@ class Stream:
         return True
 
     def _script(self, own: str, kind: str, profile: str, work_s: float) -> str:
-        busy_pct, rates = BUSY_PCT.get(kind, 50), _rates_file(self.testbed)
+        busy_pct, rates = LONG_BUSY_PCT if kind == _LONG else BUSY_PCT, _rates_file(self.testbed)
         command = f"{self._binary} {work_s:.2f} 3 {busy_pct} 20 2048 {profile} {rates}"
         if kind == "two cards":
             command = f"sleep {work_s:.2f}"
