@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.coschedule.view.taking_part import token_of
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.slurm import runner
 from slurm_gpushare.slurm.commands import CommandSlurm
@@ -194,6 +195,13 @@ class ChaosSite:
     def stopped(self) -> set[str]:
         """The jobs that it has stopped by a signal, since others wait for their CPUs."""
         return self._paused("STOPPED")
+
+    def strangers_wait(self) -> bool:
+        """Whether jobs wait that take no part; also while slurmctld does not answer."""
+        try:
+            return any(job.pending and token_of(job) is None for job in self.slurm.jobs())
+        except SlurmError:
+            return True
 
     def shared_nodes(self) -> list[str]:
         """Where two jobs have a card together; none while slurmctld does not answer."""

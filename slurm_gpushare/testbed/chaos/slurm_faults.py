@@ -37,12 +37,18 @@ def crash_often(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None
 
 
 def with_a_suspended_job(inject: Inject, site: ChaosSite, pause: Pause) -> None:
-    """Jobs begin to slow others far more than was promised: once the helper has paused one, break something."""
+    """Jobs begin to slow others far more than was promised: once the helper has paused one, break something.
+
+    Where jobs that take no part wait for CPUs it would be stopped by a signal: those go first.
+    """
+    begun = time.monotonic()
+    while site.strangers_wait() and time.monotonic() < begun + PATIENCE_S:
+        pause(0.5)
     set_rates(site.testbed, ROUGH)
     try:
         begun = time.monotonic()
         while not site.suspended() and not (time.monotonic() > begun + PATIENCE_S and site.stopped()):
-            if time.monotonic() > begun + 3 * PATIENCE_S:
+            if time.monotonic() > begun + 2 * PATIENCE_S:
                 raise AssertionError("the helper paused nobody")
             pause(0.5)
         inject(site, pause)
