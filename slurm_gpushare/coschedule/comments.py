@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from slurm_gpushare.config import Config
 from slurm_gpushare.coschedule.acting import explain
@@ -23,47 +23,46 @@ EVERY_S = 30.0
 
 
 class Comments:
-    """What the helper remembers of them is when it last asked."""
+    """What the helper remembers of them is when it last asked.
+
+    Each decision is told as soon as it is carried out: Slurm may fail before the next one.
+    """
 
     def __init__(self, slurm: Slurm, store: Store, changer: Changer) -> None:
         self._slurm, self._store, self._changer = slurm, store, changer
         self._asked_s = -EVERY_S
 
-    def follow(self, view: View, config: Config, outcomes: Counter[str]) -> list[Decision]:
+    def follow(self, view: View, config: Config, outcomes: Counter[str]) -> Iterator[Decision]:
         """Tag jobs that the hook missed, and take tags off where the owner took the token off."""
         missed = untagged(view.jobs.values(), config.partitions, config.shards_per_gpu)
         measured = only_measured(view.jobs.values())
         if not (missed or measured) or view.now_s - self._asked_s < EVERY_S:
-            return []
+            return
         self._asked_s = view.now_s
         comments = self._slurm.comments()
-        withdrawn = self._withdraw(withdrawals(measured, comments), view, outcomes)
-        return withdrawn + self._adopt(missed, comments, view, config, outcomes)
+        yield from self._withdraw(withdrawals(measured, comments), view, outcomes)
+        yield from self._adopt(missed, comments, view, config, outcomes)
 
-    def let_go(self, view: View, outcomes: Counter[str]) -> list[Decision]:
+    def let_go(self, view: View, outcomes: Counter[str]) -> Iterator[Decision]:
         """Take off what is left of ours in jobs whose owners opted out."""
         left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
-        changes = ((job, change) for job, change in left if change is not None)
-        return [
-            explain.opted_out(job, view.now_s)
-            for job, change in self._changer.in_time(changes)
-            if self._done(job, change, "opt-out", outcomes)
-        ]
+        for job, change in self._changer.in_time((job, change) for job, change in left if change is not None):
+            if self._done(job, change, "opt-out", outcomes):
+                yield explain.opted_out(job, view.now_s)
 
-    def _withdraw(self, found: Sequence[tuple[Job, Change]], view: View, outcomes: Counter[str]) -> list[Decision]:
+    def _withdraw(self, found: Sequence[tuple[Job, Change]], view: View, outcomes: Counter[str]) -> Iterator[Decision]:
         """Take tags off, a bounded number: an array's owner can ask for thousands at once."""
-        tried, decisions = 0, []
+        tried = 0
         for job, change in self._changer.in_time(found):
             tried += 1
             if self._done(job, change, "opt-out", outcomes):
-                decisions.append(explain.opted_out(job, view.now_s))
+                yield explain.opted_out(job, view.now_s)
         if tried < len(found):
             self._asked_s -= EVERY_S  # the rest at the next look
-        return decisions
 
     def _adopt(
         self, missed: Sequence[Job], comments: Mapping[str, str], view: View, config: Config, outcomes: Counter[str]
-    ) -> list[Decision]:
+    ) -> Iterator[Decision]:
         """Tag jobs that the hook missed."""
         profiles, anew = self._store.profiles, self._store.conduct.to_measure()
         own_names = models_of(self._store.database, config.gpu_models).values()
@@ -76,11 +75,9 @@ class Comments:
         found = adoptions(missed, comments, cluster_of)
         # The hook leaves srun and salloc alone, and says so.
         batch = self._slurm.batch_jobs([job.key for job, _ in found]) if found else frozenset()
-        return [
-            explain.noted(job, "tagged", view.now_s)
-            for job, change in found
-            if job.key in batch and self._done(job, change, "tag", outcomes)
-        ]
+        for job, change in found:
+            if job.key in batch and self._done(job, change, "tag", outcomes):
+                yield explain.noted(job, "tagged", view.now_s)
 
     def _done(self, job: Job, change: Change, event: str, outcomes: Counter[str]) -> bool:
         return self._changer.apply(job, change, event, outcomes).outcome is Outcome.DONE

@@ -132,9 +132,7 @@ class Helper:
         report.jobs = len(view.jobs)
         report.pending = len(view.snapshot.pending)
         self._follow_pairs(view, report)
-        if not self.places_nobody:
-            self._decisions += self._comments.follow(view, self.config, report.outcomes)
-        self._decisions += self._comments.let_go(view, report.outcomes)
+        self._follow_comments(view, report)
         self._take_back(view, report)
         planned = time.monotonic()
         decided = plan(view.snapshot, self.knowledge, self.settings.for_plan)
@@ -146,10 +144,7 @@ class Helper:
         report.view = view
         report.reasons = self._reasons.update(view.snapshot, self.knowledge, self.settings, decided)
         self._end_leases(view, placed, report)
-        with self.lock:
-            decisions, self._decisions = self._decisions, []
-        if not self.dry_run:
-            self._store.decisions.add(decisions)
+        self._keep_decisions()
         report.calls = self._slurm.calls - calls
         report.total_s = time.monotonic() - begun
         return report
@@ -194,6 +189,13 @@ class Helper:
             self.recent.take(view, seen, self.config, self._changer.asked_s)
             self.contest.settle(view.jobs, view.cards, self._changer.asked_s)
         return view
+
+    def _follow_comments(self, view: View, report: TickReport) -> None:
+        if not self.places_nobody:
+            for decision in self._comments.follow(view, self.config, report.outcomes):
+                self._decisions.append(decision)  # one by one: Slurm may fail before the next
+        for decision in self._comments.let_go(view, report.outcomes):
+            self._decisions.append(decision)
 
     def _follow_pairs(self, view: View, report: TickReport) -> None:
         current = pairs_now(view.cards, self.knowledge, view.now_s, self._ledger.pairs, view.gpu_models)
@@ -286,6 +288,15 @@ class Helper:
             reason = report.reasons.get(job.key)
             self._changer.apply(job, change, "wait", report.outcomes, why=sentence(reason) if reason else None)
         self._note_waits(view, report)
+
+    def _keep_decisions(self) -> None:
+        """Put them into the store. Where that fails they are kept for the next tick: what was done stays done."""
+        with self.lock:
+            decisions = list(self._decisions)
+        if not self.dry_run:
+            self._store.decisions.add(decisions)
+        with self.lock:
+            del self._decisions[: len(decisions)]
 
     def _note_waits(self, view: View, report: TickReport) -> None:
         """Record why jobs wait, once for each reason: its numbers change from tick to tick."""

@@ -4,30 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from plan_scenes import Flat
 from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, node
 
 from slurm_gpushare.config import parse_config
 from slurm_gpushare.coschedule.changer import MANY
 from slurm_gpushare.coschedule.tick import Helper
+from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.history import OPTED_OUT
+from slurm_gpushare.slurm.errors import ControllerDown
 from slurm_gpushare.store import Store
+from slurm_gpushare.store.decisions import Decisions
+from slurm_gpushare.store.errors import StoreError
 
 
 class Withdrawn(WatchedSlurm):
-    """All comments are empty now."""
+    """All comments are empty now, and slurmctld goes away when a certain job is changed."""
+
+    failing = ""
 
     def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
         return dict.fromkeys((item.key for item in self.queue), "")
 
+    def update_job(self, key: str, changes: Any) -> None:
+        if key == self.failing:
+            raise ControllerDown("scontrol: no answer")
+        super().update_job(key, changes)
+
+
+def settings(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/store.sqlite"
+    return f"Partitions=gpu\nGpusPerNode=2\nStoreUrl={url}\nSpoolDir={tmp_path}\nStateDir={tmp_path}\n"
+
 
 def test_an_array_that_opts_out_at_once_is_followed_in_parts(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.sqlite"
-    settings = f"Partitions=gpu\nGpusPerNode=2\nStoreUrl={url}\nSpoolDir={tmp_path}\nStateDir={tmp_path}\n"
+    config = parse_config(settings(tmp_path))
     tasks = [job(f"7_{task}", tag=f"GS1:probe;t={TOKEN_A}") for task in range(MANY + 50)]
     slurm, now_s = Withdrawn(tasks, [node()]), [float(NOW)]
-    with Store.create(url) as store:
-        helper = Helper(parse_config(settings), slurm, store, Flat(0.9), clock=lambda: now_s[0])
+    with Store.create(config.store_url) as store:
+        helper = Helper(config, slurm, store, Flat(0.9), clock=lambda: now_s[0])
         helper.tick()
         first = {key for _, key in slurm.written}
         assert 0 < len(first) <= MANY
@@ -35,3 +53,41 @@ def test_an_array_that_opts_out_at_once_is_followed_in_parts(tmp_path: Path) -> 
         now_s[0] += 5.0
         helper.tick()
     assert len({key for _, key in slurm.written}) > len(first), "the rest at the next look, not half a minute later"
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        {"tag": f"GS1:probe;t={TOKEN_A}"},
+        {"tag": f"GS1:c=1;t={TOKEN_A};o=gpu:1", "per_node": "", "per_job": "gres/gpu:1"},
+    ],
+    ids=["by the comment", "by the request"],
+)
+@pytest.mark.parametrize("fails", ["slurmctld", "store"])
+def test_what_was_done_before_a_failure_is_recorded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: dict[str, str], fails: str
+) -> None:
+    """The tag is off then, and nothing but the decision tells the owner why."""
+    config = parse_config(settings(tmp_path))
+    slurm, now_s = Withdrawn([job("1", **out), job("2", **out)], [node()]), [float(NOW)]
+    with Store.create(config.store_url) as store:
+        helper = Helper(config, slurm, store, Flat(0.9), clock=lambda: now_s[0])
+        with monkeypatch.context() as patched:
+            if fails == "slurmctld":
+                slurm.failing = "2"
+            else:
+                patched.setattr(Decisions, "add", _full)
+            with pytest.raises(GpushareError):
+                helper.tick()
+        done = sorted({int(key) for _, key in slurm.written})
+        assert done[0] == 1
+        slurm.queue, slurm.failing = [], ""
+        for _ in range(2):
+            now_s[0] += 60.0
+            helper.tick()
+            told = [decision.job_id for decision in store.decisions.of_kind(OPTED_OUT, 0.0)[0]]
+            assert sorted(told) == done, "each once"
+
+
+def _full(*_: object) -> None:
+    raise StoreError("the disk is full")
