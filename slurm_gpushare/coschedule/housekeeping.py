@@ -6,11 +6,11 @@ and be lost with it; in the spool they are safe.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
 from slurm_gpushare.coschedule import log
+from slurm_gpushare.coschedule.background import lower_priority
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.store.counters import PRUNED_BEFORE
 from slurm_gpushare.store.maintenance import damage, prune
@@ -21,7 +21,6 @@ LOOK_EVERY_S = 3600.0
 """At most so often is all of the store read,"""
 LOOK_SHARE = 1e-5
 """and at most this share of the time is spent on it: not a second a day."""
-LOOK_NICENESS = 10
 
 
 class Housekeeping:
@@ -62,7 +61,7 @@ class Housekeeping:
             self._thread.start()
 
     def _look(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOOK_NICENESS)
+        lower_priority()
         begun_s = time.monotonic()
         try:
             if found := damage(self._store.database):

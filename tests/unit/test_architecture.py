@@ -28,7 +28,7 @@ MAY_ALSO_IMPORT = {
 ROOMS = {
     # From the ground up: a room or module may use those before it; what is not named stands on top of all.
     "coschedule": (
-        ("lock", "log", "policy_settings", "record_intake", "wakeup"),
+        ("background", "lock", "log", "policy_settings", "record_intake", "wakeup"),
         ("housekeeping",),
         ("durations",),
         ("view",),

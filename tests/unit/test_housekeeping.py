@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -48,6 +49,21 @@ def test_damage_is_found_in_every_table_and_the_file_is_used_no_more(store: Stor
 def test_a_sound_store_is_used_as_before(store: Store) -> None:
     looked(Housekeeping(store))
     store.live.beat()
+
+
+def test_damage_is_found_where_a_lower_priority_is_forbidden(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a container, or by a site's own unit."""
+
+    def forbidden(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    overwrite_table(tmp_path / "store.sqlite", "decision")
+    looked(Housekeeping(store))
+    with pytest.raises(StoreDamaged):
+        store.live.beat()
 
 
 def test_another_file_is_noticed_before_the_damage_of_the_old_one(store: Store, tmp_path: Path) -> None:

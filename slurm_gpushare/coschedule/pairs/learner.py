@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -10,6 +9,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from slurm_gpushare.coschedule import log
+from slurm_gpushare.coschedule.background import lower_priority
 from slurm_gpushare.coschedule.pairs.cluster_tags import NewProfiles, assign_new
 from slurm_gpushare.coschedule.pairs.contended import CARD, is_believed
 from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY_MEAN, Beside, lessons
@@ -33,7 +33,6 @@ FULL_OBSERVATIONS = 200
 REFIT_AFTER = 6
 REFIT_SHARE = 0.1
 """All is solved anew after so many observations, and after this share of all of them."""
-REFIT_NICENESS = 10
 PROGRESS = "learner"
 """Under which name the store keeps how far runs were turned into observations."""
 MOST_WAITING = 1000
@@ -205,7 +204,7 @@ class BackgroundRefit:
 
     @staticmethod
     def _run(refit: Refit) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), REFIT_NICENESS)
+        lower_priority()
         try:
             refit.run()
         except (np.linalg.LinAlgError, ValueError, FloatingPointError) as error:
