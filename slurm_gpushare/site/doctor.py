@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from slurm_gpushare.config import load_config
@@ -48,15 +48,18 @@ def examine() -> Iterator[Finding]:
         if not here:
             yield passed("machine", "slurmctld does not run here: what it alone needs is not checked")
         for check in (*SLURM_CHECKS, hold_setup, script_owners, installed_units):
-            yield from check(facts, config)
+            yield from _run(check, facts, config)
     for local in (*LOCAL_CHECKS, hold_board, file_owners, incoming_mode, helpers_directories):
-        if local in (*CONTROLLER_CHECKS, helpers_directories) and not here:
-            continue
-        try:
-            yield from local(config)
-        except PermissionError as why:
-            name = local.__name__.replace("_", "-")
-            yield warned(name, f"{why.filename} is not yours to see", "Run doctor as SlurmUser or root.")
-        except ModuleNotFoundError as error:
-            missing = NotInstalled(error.name or "", EXTRA_OF.get(error.name or "", "controller"))
-            yield warned(local.__name__, missing.what, missing.hint)
+        if here or local not in (*CONTROLLER_CHECKS, helpers_directories):
+            yield from _run(local, config)
+
+
+def _run(check: Callable[..., Iterable[Finding]], *known: object) -> Iterator[Finding]:
+    name = check.__name__.replace("_", "-")
+    try:
+        yield from check(*known)
+    except PermissionError as why:
+        yield warned(name, f"{why.filename} is not yours to see", "Run doctor as SlurmUser or root.")
+    except ModuleNotFoundError as error:
+        missing = NotInstalled(error.name or "", EXTRA_OF.get(error.name or "", "controller"))
+        yield warned(name, missing.what, missing.hint)

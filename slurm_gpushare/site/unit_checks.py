@@ -89,14 +89,15 @@ def _words(said: Directives, key: str) -> Iterator[str]:
 
 
 def _read(name: str) -> Directives | None:
-    """The unit's settings with its drop-ins; None if it is not installed."""
-    unit = next((folder / name for folder in FOLDERS if (folder / name).is_file()), None)
-    if unit is None:
+    """The unit's settings with its drop-ins; None if it is not installed, or masked by a link to /dev/null."""
+    unit = next((folder / name for folder in FOLDERS if (folder / name).exists()), None)
+    if unit is None or not unit.is_file():
         return None
     drop_ins = {path.name: path for folder in reversed(FOLDERS) for path in (folder / f"{name}.d").glob("*.conf")}
     found: dict[str, list[str]] = defaultdict(list)
     for path in (unit, *(drop_ins[name] for name in sorted(drop_ins))):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""  # a link to nowhere
+        for line in text.splitlines():
             key, equals, value = (part.strip() for part in line.partition("="))
             if equals and not key.startswith(("#", ";", "[")):
                 found[key] = [*found[key], value] if value else []  # an empty one takes back those before

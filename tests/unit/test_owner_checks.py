@@ -210,17 +210,18 @@ def test_a_compute_node_has_no_hook_to_guard(scripts: SiteSetup, config: Config)
     assert of_scripts(replace(scripts, is_controller=False), config) == []
 
 
-def test_a_check_that_may_not_look_says_so(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("of", ["SLURM_CHECKS", "LOCAL_CHECKS"])
+def test_a_check_that_may_not_look_says_so(config: Config, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
     """Whoever runs it; the others still run."""
 
-    def closed(_: Config) -> list[Finding]:
+    def closed(*_: object) -> list[Finding]:
         raise PermissionError(13, "Permission denied", "/var/lib/gpushare/hook.sqlite")
 
     monkeypatch.setattr(doctor, "load_config", lambda: config)
     monkeypatch.setattr(doctor, "connect", lambda: None)
     monkeypatch.setattr(doctor, "collect", lambda _: SiteSetup(Release(24, 11, 5), {}, (), (), None, Path("/x"), {}))
-    monkeypatch.setattr(doctor, "SLURM_CHECKS", ())
-    monkeypatch.setattr(doctor, "LOCAL_CHECKS", (closed,))
+    for checks in ("SLURM_CHECKS", "LOCAL_CHECKS"):
+        monkeypatch.setattr(doctor, checks, (closed,) if checks == of else ())
     found = {finding.check: finding for finding in doctor.examine()}
     assert found["closed"].found == "/var/lib/gpushare/hook.sqlite is not yours to see"
-    assert "owners" in found
+    assert {"owners", "script-owners"} <= found.keys()

@@ -174,3 +174,14 @@ def test_doctor_reads_drop_ins_too(folders: tuple[Path, Path]) -> None:
     assert [level for level, _ in examined(moved)] == [Level.PASS]
     (etc / "gpushare-backfill.service.d/z.conf").write_text("[Service]\nReadWritePaths=\n")
     assert "does not let it write /home/spool" in examined(moved)[0][1], "an empty line takes back what was before"
+
+
+def test_doctor_judges_no_unit_that_is_masked_and_minds_no_link_to_nowhere(folders: tuple[Path, Path]) -> None:
+    etc, usr = folders
+    install(usr, USUAL)
+    (etc / "gpushare-backfill.service.d").mkdir()
+    (etc / "gpushare-backfill.service.d/gone.conf").symlink_to("/no/such/file")
+    assert [level for level, _ in examined(USUAL)] == [Level.PASS]
+    for name in SERVICES:
+        (etc / f"{name}.service").symlink_to("/dev/null")
+    assert examined(ELSEWHERE) == []
