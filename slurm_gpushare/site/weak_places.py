@@ -7,7 +7,7 @@ import os
 import pwd
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,13 +49,33 @@ def weak_places(path: Path, trusted: Trusted, owner: str = "root") -> Iterator[W
     What is not there, or not this user's to see, is passed over.
     """
     real = Path(os.path.realpath(path))
-    for place in dict.fromkeys((path, real, *path.parents, *real.parents)):
+    for place in _way(path):
         with suppress(OSError):
-            about = place.stat()
-            if found := list(_faults(about, trusted, owner if place in (path, real) else "root")):
+            found = [*_faults(place.stat(), trusted, owner if place in (path, real) else "root")]
+            if found := found + list(_link_faults(place, trusted)):
                 what = " and ".join(fault for fault, _ in found)
                 commands = "; ".join(f"{command} {shlex.quote(str(place))}" for _, command in found)
                 yield WeakPlace(place, f"{place} {what}", f"Run: {commands}")
+
+
+def _way(path: Path) -> Iterable[Path]:
+    """The path, every link on the way to its file, the file, and all directories above any of these."""
+    starts, found = [path, Path(os.path.realpath(path))], dict[Path, None]()
+    for start in starts:  # grows by where links lead: each may be in a directory of its own
+        for place in (start, *start.parents):
+            if place not in found:
+                found[place] = None
+                with suppress(OSError):  # no link
+                    target = os.path.join(os.path.realpath(place.parent), os.readlink(place))
+                    starts.append(Path(os.path.normpath(target)))
+    return found
+
+
+def _link_faults(place: Path, trusted: Trusted) -> Iterator[tuple[str, str]]:
+    """In a sticky directory whoever owns a link may let it lead elsewhere."""
+    about = place.lstat()
+    if stat.S_ISLNK(about.st_mode) and about.st_uid not in trusted.uids and place.parent.stat().st_mode & stat.S_ISVTX:
+        yield f"is a link of {user_name(about.st_uid)}", "chown -h root"
 
 
 def _faults(about: os.stat_result, trusted: Trusted, owner: str) -> Iterator[tuple[str, str]]:
