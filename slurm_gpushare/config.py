@@ -269,6 +269,11 @@ class Config:
         return Path("/" + path.lstrip("/")) if kind == "sqlite" and path.startswith("//") else None
 
     @property
+    def url_file(self) -> Path | None:
+        """The file that holds the store's URL, where StoreUrl names one."""
+        return Path(self.store_url.removeprefix("file:")) if self.store_url.startswith("file:/") else None
+
+    @property
     def promises(self) -> SitePromises:
         return SitePromises(self.resident_budget_pct, self.guest_cap_pct)
 

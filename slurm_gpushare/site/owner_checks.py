@@ -43,8 +43,7 @@ def _guarded(config: Config) -> Iterator[Guarded]:
     if config.source is not None:
         yield config.source, "root", settings
     yield last_good_path(), user, settings
-    named = Path(config.store_url.removeprefix("file:")) if config.store_url.startswith("file:/") else config.store_file
-    if named is not None:
+    if (named := config.url_file or config.store_file) is not None:
         yield named, user, "who writes there changes what is known of every workload"
     yield config.hook_file, user, "who writes there tells the hook whose a token is"
     yield config.spool_dir, user, "who writes there takes records away, or has nodes hold cards"

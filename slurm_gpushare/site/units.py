@@ -61,8 +61,8 @@ class UnitSite:
 
     def needs(self, *roots: Path) -> bool:
         """Whether anything that the helper uses is below one of these, which units usually hide."""
-        socket = [self.config.munge_socket] if self.config.munge_socket else []
-        used = [self.command, self.etc, *self.state, *self.store, *self.spool, *socket]
+        optional = (self.slurm_bin, self.config.munge_socket, self.config.url_file)
+        used = [self.command, self.etc, *self.state, *self.store, *self.spool, *filter(None, optional)]
         return any(path.is_relative_to(root) for path in used for root in roots)
 
 

@@ -93,6 +93,8 @@ def test_units_follow_a_site_whose_files_are_elsewhere() -> None:
             "yes",
         ),
         ({"command": Path("/root/venv/bin/gpushare")}, "read-only", "yes"),
+        ({"slurm_bin": Path("/home/slurm/24.11/bin")}, "read-only", "yes"),
+        ({"config": replace(DEFAULTS, store_url="file:/root/gpushare.url")}, "read-only", "yes"),
         ({"etc": Path("/tmp/site/etc")}, "yes", "no"),
         ({"config": replace(DEFAULTS, state_dir=Path("/data/state"))}, "yes", "yes"),
     ],
