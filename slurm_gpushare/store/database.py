@@ -16,8 +16,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.ownership import hand_over
-from slurm_gpushare.store.errors import RESTORE, StoreDamaged, StoreError, StoreReplaced, explained
-from slurm_gpushare.store.journal import WAL, beside, may_read, mend_own, remove_journal
+from slurm_gpushare.store.errors import NOT_THE_OWNER, RESTORE, StoreDamaged, StoreError, StoreReplaced, explained
+from slurm_gpushare.store.journal import WAL, beside, may_open, mend_own, remove_journal
 
 _BUSY_S = 15.0
 _TAKE_TURN = "SELECT value FROM counter WHERE name = 'writer' FOR UPDATE"
@@ -145,7 +145,9 @@ class Database:
         self._file = _identity(self.path)
         # Who reads and may write leaves no file behind, since SQLite then clears up at the last close.
         mode = "ro" if self.read_only and not os.access(self.path, os.W_OK) else "rw"
-        if self.read_only and not may_read(self.path):
+        if not may_open(self.path):
+            if not self.read_only:
+                raise StoreError(f"{self.path}: cannot be written", NOT_THE_OWNER)
             raise StoreError(
                 f"{self.path}: others can read it only while the helper has it open",
                 "Start 'gpushare backfill', or run this as SlurmUser.",

@@ -23,6 +23,7 @@ class StoreDamaged(StoreError):
     """The store's file is not what SQLite wrote: only a copy of it helps."""
 
 
+NOT_THE_OWNER = "Run this as the user who owns the store (SlurmUser)."
 RESTORE = "Restore the last 'gpushare db backup'."
 
 
@@ -40,7 +41,7 @@ def explained(error: Exception, where: str, path: Path | None) -> StoreError:
 
 _KNOWN = (
     ("unable to open", "cannot be opened", "Check that the file exists and that this user may read and write it."),
-    ("readonly", "cannot be written", "Run this as the user who owns the store (SlurmUser)."),
+    ("readonly", "cannot be written", NOT_THE_OWNER),
     ("locked", "locked by another process for too long", "See who holds it with: fuser -v FILE."),
     ("not a database", "is not an SQLite database, or is damaged", RESTORE),
     ("malformed", "is damaged", RESTORE),

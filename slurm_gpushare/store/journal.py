@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,9 +26,11 @@ def remove_journal(path: Path) -> None:
         beside(path, suffix).unlink(missing_ok=True)
 
 
-def may_read(path: Path) -> bool:
-    """Whether this user may open the store for reading without making files that lock its owner out."""
-    return os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid() or beside(path, SHM).exists()
+def may_open(path: Path) -> bool:
+    """Whether this user may open the store without making files that lock its owner out."""
+    if os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid() or beside(path, SHM).exists():
+        return True
+    return not os.access(path, os.R_OK)  # SQLite refuses then before it makes any
 
 
 def mend_own(path: Path) -> None:
@@ -47,12 +49,18 @@ def journal_fix(path: Path) -> str | None:
     """
     try:
         store = path.stat()
-        bad = [file for file, about in _found(path) if not _fits(about, store)]
+        bad = {file: about for file, about in _found(path) if not _fits(about, store)}
     except OSError:
         return None  # not this user's to see
-    names = " ".join(shlex.quote(str(file)) for file in bad)
+    if strange := [file for file, about in bad.items() if not stat.S_ISREG(about.st_mode)]:
+        # SQLite makes no such thing, and root's chown would follow a link to whatever it names.
+        return f"rm -d {_words(strange)}"
     like = f"--reference={shlex.quote(str(path))}"
-    return f"chown {like} {names}; chmod {like} {names}" if bad else None
+    return f"chown {like} {_words(bad)}; chmod {like} {_words(bad)}" if bad else None
+
+
+def _words(files: Iterable[Path]) -> str:
+    return " ".join(shlex.quote(str(file)) for file in files)
 
 
 def _found(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -65,4 +73,4 @@ def _fits(file: os.stat_result, store: os.stat_result) -> bool:
     """Whether the store's owner may do as much with the file as with the store, and others no more."""
     missing = store.st_mode & 0o600 & ~file.st_mode
     too_open = file.st_mode & 0o077 & ~store.st_mode
-    return file.st_uid == store.st_uid and not missing and not too_open
+    return stat.S_ISREG(file.st_mode) and file.st_uid == store.st_uid and not missing and not too_open

@@ -54,6 +54,10 @@ def run_as(uid: int, path: Path, code: str) -> str:
 
 
 READ = "store = Store(url, read_only=True); print(store.counters.all() is not None); store.close()"
+CHECK = (
+    "from slurm_gpushare.store.database import Database; from slurm_gpushare.store.maintenance import problems\n"
+    "    print(problems(Database(url, must_exist=True)))"
+)
 WRITE = "store = Store(url); store.live.beat('helper', 2); store.close(); print('written')"
 
 
@@ -104,6 +108,16 @@ def test_a_reader_who_may_not_write_the_store_makes_no_files_in_its_owner_s_plac
         assert run_as(OTHER, path, READ) == "True"
 
 
+@needs_root
+@pytest.mark.parametrize("code", [WRITE, CHECK], ids=["write", "check"])
+def test_nor_does_who_tries_to_write_it(path: Path, code: str) -> None:
+    path.parent.chmod(0o777)
+    path.chmod(0o644)
+    said = run_as(OTHER, path, code)
+    assert said == f"{path}: cannot be written. Run this as the user who owns the store (SlurmUser)."
+    assert names(path) == [""]
+
+
 @pytest.fixture
 def config(path: Path) -> Config:
     return replace(DEFAULTS, store_url=f"sqlite:///{path}")
@@ -129,6 +143,20 @@ def test_files_that_lock_the_helper_out_are_named_with_what_mends_them(
         subprocess.run(["sh", "-c", finding.fix.removeprefix("Run as root: ")], check=True)
         assert run_as(SLURM, path, WRITE) == "written"
         assert [finding.check for finding in local_checks.store(config)] == ["store"]
+
+
+@needs_root
+def test_a_link_beside_the_store_is_removed_and_what_it_names_stays_whose_it_is(path: Path, tmp_path: Path) -> None:
+    """Root runs the command, and SlurmUser made the link."""
+    mine = tmp_path / "shadow"
+    mine.touch(0o600)
+    link = path.with_name("store.sqlite-wal")
+    link.symlink_to(mine)
+    fix = journal_fix(path)
+    assert fix is not None
+    subprocess.run(["sh", "-c", fix], check=True)
+    assert (mine.stat().st_uid, link.is_symlink()) == (0, False)
+    assert journal_fix(path) is None
 
 
 def test_a_restored_store_can_be_read_before_the_helper_has_opened_it(path: Path, tmp_path: Path) -> None:
