@@ -143,13 +143,16 @@ class Publisher:
         for decision in new:
             uid = decision.reasons.get("uid")
             if isinstance(uid, int):  # earlier releases did not write it
-                self._left[uid][decision.job_id] = decision.at_s
+                own = self._left[uid]
+                own[decision.job_id] = decision.at_s
+                if len(own) > MOST_JOBS:  # anybody can take job after job out
+                    del own[next(iter(own))]
                 if now_s - decision.at_s < STAYS_S:
                     self._seen_s[uid] = now_s
 
     def _for_owner(self, uid: int, live: Collection[PublicJob], now_s: float) -> None:
         left = [job for job, at_s in self._left.get(uid, {}).items() if now_s - at_s < KEPT_S]
-        figures = own_figures(self._store, uid, live, now_s, self._figures, left[-MOST_JOBS:])
+        figures = own_figures(self._store, uid, live, now_s, self._figures, left)
         if self._private:
             figures = without_neighbours(figures)
         digest = hashlib.sha256(own_text(replace(figures, at_s=0.0, since_s=0.0)).encode()).digest()

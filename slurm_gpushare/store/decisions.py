@@ -43,16 +43,16 @@ class Decisions:
         with self._db.read() as connection:
             return list(map(_decision, select_in(connection, select(d).order_by(d.c.id), d.c.job_id, job_ids)))
 
-    def of_kind(self, kind: str, since_s: float, after: int = 0) -> tuple[list[Decision], int]:
+    def of_kind(self, kind: str, since_s: float, after: int = 0, most: int = 50_000) -> tuple[list[Decision], int]:
         """Those of one kind since a time, oldest first, that came after the decision numbered `after`; the last number.
 
-        Who asks again with that number reads only what is new.
+        Who asks again with that number reads only what is new. Of more than `most` the last count.
         """
         d = schema.decision
-        query = select(d).where(d.c.id > after, d.c.kind == kind, d.c.at_s >= since_s).order_by(d.c.id)
+        query = select(d).where(d.c.id > after, d.c.kind == kind, d.c.at_s >= since_s).order_by(d.c.id.desc())
         with self._db.read() as connection:
             last = connection.scalar(select(func.max(d.c.id))) or 0
-            return list(map(_decision, connection.execute(query))), last
+            return [_decision(row) for row in connection.execute(query.limit(most))][::-1], last
 
     def between(self, start_s: float, end_s: float) -> Iterator[Decision]:
         """The decisions of a period, oldest first."""

@@ -12,7 +12,7 @@ from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, node
 
 from slurm_gpushare.cli.job import _find
 from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.coschedule.publishing import KEPT_S, OWN_EVERY_S, STAYS_S, Publisher
+from slurm_gpushare.coschedule.publishing import KEPT_S, MOST_JOBS, OWN_EVERY_S, STAYS_S, Publisher
 from slurm_gpushare.coschedule.tick import Helper
 from slurm_gpushare.history import OPTED_OUT, Decision
 from slurm_gpushare.report import sources
@@ -114,6 +114,16 @@ def test_what_was_long_ago_is_forgotten_and_what_another_release_wrote_left_out(
         assert all("opted out" not in site.told(from_queue(untagged(key))) for key in ("5", "6"))
 
 
+def test_who_takes_thousands_of_jobs_out_costs_the_helper_no_more_memory(config: Config, unsealed: None) -> None:
+    with Store.create(config.store_url) as store:
+        many = range(100, 100 + 2 * MOST_JOBS)
+        store.decisions.add([Decision(number, NOW, OPTED_OUT, reasons={"uid": OWNER}) for number in many])
+        site = OwnersView(config, store, [])
+        site.tick()
+        assert list(site._publisher._left[OWNER]) == list(many)[-MOST_JOBS:]
+        assert "opted out" in site.told(from_queue(untagged(str(many[-1]))))
+
+
 def test_a_first_run_whose_comment_is_empty_has_opted_out_before_the_helper_follows() -> None:
     """Under Policy=shadow and off the helper never does: it changes no job."""
     first = job("7", tag=f"GS1:probe;t={TOKEN_A}")
@@ -132,3 +142,5 @@ def test_decisions_of_a_kind_are_read_on_from_where_one_was(tmp_path: Path) -> N
         assert store.decisions.of_kind(OPTED_OUT, NOW, last) == ([], last)
         store.decisions.add([Decision(9, NOW, OPTED_OUT)])
         assert [decision.job_id for decision in store.decisions.of_kind(OPTED_OUT, NOW, last)[0]] == [9]
+        assert [decision.job_id for decision in store.decisions.of_kind(OPTED_OUT, NOW, most=1)[0]] == [9], "the last"
+        assert [decision.job_id for decision in store.decisions.of_kind(OPTED_OUT, NOW)[0]] == [1, 9], "oldest first"
