@@ -19,6 +19,8 @@ from slurm_gpushare.slurm.queue import Job
 MANY = 300
 MANY_S = 1.0
 """What thousands of jobs may want at once is done so many a tick, and no longer: pauses and memory must not wait."""
+REFUSED_S = 60.0
+"""What Slurm refused is not tried again for so long, or the same jobs would keep all others from their turn."""
 
 
 class Changer:
@@ -33,15 +35,23 @@ class Changer:
         """When the tick asked Slurm for the queue (monotonic clock)."""
         self._slurm = slurm
         self._fresh: dict[str, Job] = {}
+        self._refused_s: dict[tuple[str, str], float] = {}
+        """When Slurm refused a tick which change of which job (monotonic clock). Only ticks read and write it."""
 
     def read_again(self, keys: Iterable[str]) -> None:
         """Read jobs that are about to be changed in one request instead of one by one."""
         if not self.dry_run:
             self._fresh = read_again(self._slurm, keys)
 
-    def in_time(self, changes: Iterable[tuple[Job, Change]]) -> Iterator[tuple[Job, Change]]:
+    def not_refused(self, changes: Iterable[tuple[Job, Change]], event: str) -> Iterator[tuple[Job, Change]]:
+        """Those that Slurm has not just refused under the name of `event`."""
+        since_s = time.monotonic() - REFUSED_S
+        self._refused_s = {key: at_s for key, at_s in self._refused_s.items() if at_s > since_s}
+        return ((job, change) for job, change in changes if (event, job.key) not in self._refused_s)
+
+    def in_time(self, changes: Iterable[tuple[Job, Change]], event: str) -> Iterator[tuple[Job, Change]]:
         """The first of many changes, as many as a tick has time for; their jobs are read again in one request."""
-        some = list(islice(changes, MANY))
+        some = list(islice(self.not_refused(changes, event), MANY))
         self.read_again(job.key for job, _ in some)
         until_s = time.monotonic() + MANY_S
         for job, change in some:
@@ -72,6 +82,8 @@ class Changer:
                 applied = apply(self._slurm, change, self.dry_run)
                 if applied.outcome is Outcome.DONE:
                     self.recent.update(job.key, as_changed(job, change), answered=answer is not None)
+        if applied.outcome is Outcome.REFUSED and answer is None:
+            self._refused_s[event, job.key] = time.monotonic()
         outcomes[f"{event}:{applied.outcome}"] += 1
         tell = log.warning if applied.outcome is Outcome.REFUSED else log.info
         tell(event, job=job.key, outcome=applied.outcome, **fields, message=applied.message or None)

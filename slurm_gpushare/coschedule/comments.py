@@ -20,6 +20,7 @@ from slurm_gpushare.store.gpu_models import models_of
 
 EVERY_S = 30.0
 """Comments are asked for apart, and seldom: it costs a request."""
+_OUT = "opt-out"
 
 
 class Comments:
@@ -46,16 +47,17 @@ class Comments:
     def let_go(self, view: View, outcomes: Counter[str]) -> Iterator[Decision]:
         """Take off what is left of ours in jobs whose owners opted out."""
         left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
-        for job, change in self._changer.in_time((job, change) for job, change in left if change is not None):
-            if self._done(job, change, "opt-out", outcomes):
+        changes = ((job, change) for job, change in left if change is not None)
+        for job, change in self._changer.in_time(changes, _OUT):
+            if self._done(job, change, _OUT, outcomes):
                 yield explain.opted_out(job, view.now_s)
 
     def _withdraw(self, found: Sequence[tuple[Job, Change]], view: View, outcomes: Counter[str]) -> Iterator[Decision]:
         """Take tags off, a bounded number: an array's owner can ask for thousands at once."""
-        tried = 0
-        for job, change in self._changer.in_time(found):
+        tried, found = 0, list(self._changer.not_refused(found, _OUT))
+        for job, change in self._changer.in_time(found, _OUT):
             tried += 1
-            if self._done(job, change, "opt-out", outcomes):
+            if self._done(job, change, _OUT, outcomes):
                 yield explain.opted_out(job, view.now_s)
         if tried < len(found):
             self._asked_s -= EVERY_S  # the rest at the next look

@@ -284,7 +284,8 @@ class Helper:
             and not job.held
             and not job.dependency
         )
-        for job, change in self._changer.in_time((job, change) for job, change in leased if change is not None):
+        changes = ((job, change) for job, change in leased if change is not None)
+        for job, change in self._changer.in_time(changes, "wait"):
             reason = report.reasons.get(job.key)
             self._changer.apply(job, change, "wait", report.outcomes, why=sentence(reason) if reason else None)
         self._note_waits(view, report)

@@ -15,16 +15,17 @@ from slurm_gpushare.coschedule.changer import MANY
 from slurm_gpushare.coschedule.tick import Helper
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.history import OPTED_OUT
-from slurm_gpushare.slurm.errors import ControllerDown
+from slurm_gpushare.slurm.errors import ControllerDown, SlurmError
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.decisions import Decisions
 from slurm_gpushare.store.errors import StoreError
 
 
 class Withdrawn(WatchedSlurm):
-    """All comments are empty now, and slurmctld goes away when a certain job is changed."""
+    """All comments are empty now. Slurm refuses to change some jobs, and goes away when a certain one is changed."""
 
     failing = ""
+    refused: frozenset[str] = frozenset()
 
     def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
         return dict.fromkeys((item.key for item in self.queue), "")
@@ -32,6 +33,8 @@ class Withdrawn(WatchedSlurm):
     def update_job(self, key: str, changes: Any) -> None:
         if key == self.failing:
             raise ControllerDown("scontrol: no answer")
+        if key in self.refused:
+            raise SlurmError("scontrol: Invalid node name specified")
         super().update_job(key, changes)
 
 
@@ -55,7 +58,7 @@ def test_an_array_that_opts_out_at_once_is_followed_in_parts(tmp_path: Path) -> 
     assert len({key for _, key in slurm.written}) > len(first), "the rest at the next look, not half a minute later"
 
 
-@pytest.mark.parametrize(
+OUT = pytest.mark.parametrize(
     "out",
     [
         {"tag": f"GS1:probe;t={TOKEN_A}"},
@@ -63,6 +66,22 @@ def test_an_array_that_opts_out_at_once_is_followed_in_parts(tmp_path: Path) -> 
     ],
     ids=["by the comment", "by the request"],
 )
+
+
+@OUT
+def test_jobs_that_slurm_refuses_to_change_do_not_keep_others_waiting(tmp_path: Path, out: dict[str, str]) -> None:
+    config = parse_config(settings(tmp_path))
+    slurm, now_s = Withdrawn([job(str(number), **out) for number in range(1, MANY + 11)], [node()]), [float(NOW)]
+    slurm.refused = frozenset(str(number) for number in range(1, MANY + 1))
+    with Store.create(config.store_url) as store:
+        helper = Helper(config, slurm, store, Flat(0.9), clock=lambda: now_s[0])
+        for _ in range(3):
+            helper.tick()
+            now_s[0] += 5.0
+    assert {key for _, key in slurm.written} == {str(number) for number in range(MANY + 1, MANY + 11)}
+
+
+@OUT
 @pytest.mark.parametrize("fails", ["slurmctld", "store"])
 def test_what_was_done_before_a_failure_is_recorded_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: dict[str, str], fails: str
