@@ -123,7 +123,7 @@ def play(size: Size, ticks: int, policy: str | None = None) -> dict[str, float]:
         site = LargeSite(size, where)
         config: Config = parse_config(
             f"Partitions=gpu\nGpusPerNode={GPUS_PER_NODE}\nStoreUrl=sqlite:///{where}/store.sqlite\n"
-            f"HookFile={where}/hook.sqlite\nSpoolDir={where}/spool\nStateDir={where}\n"
+            f"HookFile={where}/hook.sqlite\nSpoolDir={where}/spool\nStateDir={where}\nPublicDir={where}/public\n"
         )
         with Store.create(config.store_url) as store:
             known = [KnownProfile(token(n), 1000, "V100", 2000 + n, 16384, n % 3, 600.0 + n) for n in range(TOKENS)]

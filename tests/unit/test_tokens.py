@@ -129,9 +129,12 @@ def test_a_token_that_no_job_has_brought_is_not_known_yet_which_is_no_warning(si
     assert said.stderr == ""
 
 
-def test_list_shows_names_beside_tokens(home: dict[str, str]) -> None:
+def test_list_shows_names_beside_tokens(home: dict[str, str], tmp_path: Path) -> None:
+    conf = tmp_path / "gpushare.conf"
+    conf.write_text(f"Partitions=gpu\nPublicDir={tmp_path}/nowhere\nStoreUrl=sqlite:///{tmp_path}/none\n")
     token = gpushare(home, "token", "my net").stdout.strip()
-    assert gpushare(home, "token", "list", "-nP").stdout == f"{token}|my net|---|---|---|---|---|---\n"
+    said = gpushare(home | {"GPUSHARE_CONF": str(conf)}, "token", "list", "-nP").stdout
+    assert said == f"{token}|my net|---|---|---|---|---|---\n"
 
 
 @pytest.mark.parametrize(
