@@ -160,6 +160,16 @@ local function last_good(path)
   return (M.parse(text))
 end
 
+-- Whether a file has no setting at all: a full disk or a cut-off copy leaves such files.
+local function is_empty(text)
+  for line in text:gmatch("[^\n]+") do
+    if line:gsub("#.*", ""):find("[^ \t\r]") then
+      return false
+    end
+  end
+  return true
+end
+
 local cached_text, cached, cached_why, looked_at
 
 -- The settings in force, or nil, and what is wrong with the file if something is: then the last good ones stay in force.
@@ -180,7 +190,11 @@ function M.current()
     cached_text, cached_why = nil, why or (path .. ": cannot be read")
   elseif text ~= cached_text then
     local found
-    found, cached_why = M.parse(text)
+    if is_empty(text) then
+      cached_why = "there is no setting in it"
+    else
+      found, cached_why = M.parse(text)
+    end
     cached_text, cached = text, found or cached
     cached_why = cached_why and (path .. ": " .. cached_why)
   end

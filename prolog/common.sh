@@ -33,7 +33,8 @@ gs_trim() {
 # Sets gs_partitions, gs_state_dir and what else the scripts need from file $1; false if there is none, or if it has a
 # mistake: what could be read is then set all the same.
 gs_parse_conf() {
-  local line key value seen=' ' bad=0
+  local line key value bad=0
+  gs_seen=' '
   gs_partitions='' gs_state_dir=/run/gpushare gs_dcgm_dir='' gs_spool_dir=/var/spool/gpushare gs_slurm_user=slurm
   gs_hold_s=1 gs_framework_memory=grow
   [[ -r $1 && ! -d $1 ]] || return 1
@@ -46,8 +47,8 @@ gs_parse_conf() {
     key=${gs_trimmed,,}
     gs_trim "${line#*=}"
     value=$gs_trimmed
-    [[ $key =~ ^[a-z]+$ && $GS_KEYS == *" $key "* && $seen != *" $key "* ]] || { bad=1; continue; }
-    seen+="$key "
+    [[ $key =~ ^[a-z]+$ && $GS_KEYS == *" $key "* && $gs_seen != *" $key "* ]] || { bad=1; continue; }
+    gs_seen+="$key "
     case $key in
       partitions) gs_read_names "$value" && gs_partitions=$gs_names || bad=1 ;;
       statedir) [[ $value == /* ]] && gs_state_dir=$value || bad=1 ;;
@@ -73,12 +74,12 @@ gs_read_names() {
   done
 }
 
-# Reads gpushare.conf; where it is away or has a mistake, the copy of the last good one that a sampler has kept
+# Reads gpushare.conf; where it is away, has a mistake or not a single setting, the copy of the last good one that a sampler has kept
 # (slurm_gpushare/last_good.py). False if there is neither: what could be read is then set all the same.
 gs_read_conf() {
   local copy=${GPUSHARE_LAST_GOOD:-/var/lib/gpushare/gpushare.conf.good} first=''
   gs_conf_file
-  gs_parse_conf "$gs_conf" && return
+  gs_parse_conf "$gs_conf" && [[ $gs_seen != ' ' ]] && return
   if [[ -r $copy ]]; then
     IFS= read -r first <"$copy"
     [[ $first == "# last good settings of $gs_conf" ]] && gs_parse_conf "$copy" && return

@@ -282,7 +282,10 @@ _BY_NAME = {key.name.lower(): key for key in KEYS}
 
 
 def parse_config(text: str, source: Path | None = None) -> Config:
-    """Settings from the text of a gpushare.conf; keys are case-insensitive, as in slurm.conf."""
+    """Settings from the text of a gpushare.conf; keys are case-insensitive, as in slurm.conf.
+
+    A file (`source`) without a single setting is a mistake: a full disk or a cut-off copy leaves such files.
+    """
     where = str(source or "gpushare.conf")
     given: dict[str, tuple[int, str]] = {}
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -299,6 +302,8 @@ def parse_config(text: str, source: Path | None = None) -> Config:
         if key.name in given:
             raise ConfigError(f"{where}:{number}: {key.name} is set twice", f"Line {given[key.name][0]} has it too.")
         given[key.name] = (number, value)
+    if source is not None and not given:
+        raise ConfigError(f"{where}: there is no setting in it", "Put it back, or write it anew: 'gpushare configure'.")
     values: dict[str, Any] = {}
     for key in KEYS:
         number, value = given.get(key.name, (0, key.default))

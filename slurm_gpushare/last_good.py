@@ -51,7 +51,7 @@ def remember(config: Config) -> None:
     path = last_good_path()
     try:
         text = f"{_HEADING}{config.source}\n{config.source.read_text(encoding='utf-8')}"
-        parse_config(text)  # the file may have changed since it was read
+        parse_config(text, config.source)  # the file may have changed since it was read
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             return
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

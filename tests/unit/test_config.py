@@ -50,6 +50,12 @@ def test_missing_file_says_what_to_do(tmp_path: Path) -> None:
         load_config(tmp_path / "gpushare.conf")
 
 
+def test_a_file_without_a_setting_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "gpushare.conf").write_text("# of the site\n\n")
+    with pytest.raises(ConfigError, match=r"there is no setting in it.*gpushare configure"):
+        load_config(tmp_path / "gpushare.conf")
+
+
 def test_file_is_found_beside_slurm_conf_unless_named() -> None:
     assert config_path({"SLURM_CONF": "/x/slurm.conf"}) == Path("/x/gpushare.conf")
     assert config_path({"SLURM_CONF": "/x/slurm.conf", "GPUSHARE_CONF": "/y"}) == Path("/y")

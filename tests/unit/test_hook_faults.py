@@ -59,6 +59,16 @@ def test_a_broken_configuration_leaves_the_last_good_one_in_force_and_says_so(ho
     assert "bad line: Partitoins=gpu; the last good settings stay in force" in second.logged[0]
 
 
+def test_an_emptied_configuration_leaves_the_last_good_one_in_force_and_says_so(hook: LuaHook) -> None:
+    first, second = hook.answers(
+        f"""{CLOCK} run.submit({JOB})
+        local file = io.open("{hook.conf}", "w"); file:write("# of the site\\n"); file:close()
+        wait(1); run.submit({JOB})"""
+    )
+    assert first.fields.keys() == second.fields.keys()
+    assert "there is no setting in it; the last good settings stay in force" in second.logged[0]
+
+
 def test_a_hook_that_starts_with_a_broken_configuration_takes_the_copy_of_the_last_good_one(hook: LuaHook) -> None:
     copy = f"# last good settings of {hook.conf}\n{hook.conf.read_text()}"
     hook.conf.write_text("Partitoins=gpu\n")

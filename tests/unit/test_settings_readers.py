@@ -185,13 +185,17 @@ class TestTheLastGoodSettings:
         monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(tmp_path / "lib" / "gpushare.conf.good"))
         return conf
 
-    @pytest.mark.parametrize("fault", ["a bad line", "away", "not UTF-8"])
+    @pytest.mark.parametrize("fault", ["a bad line", "away", "not UTF-8", "emptied", "a directory"])
     def test_they_stay_in_force_and_it_is_said(self, conf: Path, fault: str, caplog: pytest.LogCaptureFixture) -> None:
         settings_in_force()
-        if fault == "away":
+        if fault in ("away", "a directory"):
             conf.unlink()
-        else:
-            conf.write_bytes(b"Partitions=gpu\nTickSecond=7\n" if fault == "a bad line" else b"Policy=\xff\n")
+        if fault == "a directory":
+            conf.mkdir()
+        elif fault != "away":
+            conf.write_bytes(
+                {"a bad line": b"Partitions=gpu\nTickSecond=7\n", "not UTF-8": b"Policy=\xff\n"}.get(fault, b"")
+            )
         found = settings_in_force()
         assert (found.partitions, found.tick_s, found.source) == (("gpu",), 7.0, conf)
         assert "the last good settings stay in force" in caplog.text
@@ -223,7 +227,7 @@ class TestTheLastGoodSettings:
         settings_in_force()
         assert (tmp_path / "lib" / "gpushare.conf.good").stat().st_mode & 0o777 == 0o640
 
-    @pytest.mark.parametrize("text", [None, "nonsense\n", "Partitions=gpu\nStateDir=relative\n"])
+    @pytest.mark.parametrize("text", [None, "nonsense\n", "Partitions=gpu\nStateDir=relative\n", "", "# all of it\n"])
     def test_the_prolog_and_the_epilog_take_them_too(self, conf: Path, tmp_path: Path, text: str | None) -> None:
         conf.write_text(f"Partitions=gpu\nStateDir={tmp_path}/state\n")
         settings_in_force()
