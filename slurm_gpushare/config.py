@@ -296,7 +296,7 @@ def parse_config(text: str, source: Path | None = None) -> Config:
         name, value = name.strip(_BLANK), value.strip(_BLANK)
         key = _BY_NAME.get(name.lower()) if name.isascii() else None
         if not equals:
-            raise ConfigError(f"{where}:{number}: '{line}' is not Key=Value")
+            raise ConfigError(f"{where}:{number}: '{line}' is not Key=Value", "See gpushare.conf(5) for the keys.")
         if key is None:
             raise ConfigError(f"{where}:{number}: unknown key '{name}'", "See gpushare.conf(5) for the keys.")
         if key.name in given:
@@ -327,7 +327,8 @@ def load_config(path: Path | None = None) -> Config:
             f"{path}: no such file", "Write one with 'gpushare configure', or point GPUSHARE_CONF at it."
         ) from None
     except (OSError, UnicodeDecodeError) as why:
-        raise ConfigError(f"{path}: cannot be read: {why}") from why
+        reason = why.strerror if isinstance(why, OSError) else "it is not text in UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {reason}", "It is a text file of root's, with mode 644.") from why
     return parse_config(text, path)
 
 

@@ -56,6 +56,19 @@ def test_a_file_without_a_setting_is_a_mistake(tmp_path: Path) -> None:
         load_config(tmp_path / "gpushare.conf")
 
 
+@pytest.mark.parametrize("what", ["a directory", "not text"])
+def test_a_file_that_cannot_be_read_says_what_to_do(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "gpushare.conf"
+    if what == "a directory":
+        path.mkdir()
+    else:
+        path.write_bytes(b"\xff\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    reason = "Is a directory" if what == "a directory" else "it is not text in UTF-8"
+    assert str(caught.value) == f"{path}: cannot be read: {reason}. It is a text file of root's, with mode 644."
+
+
 def test_file_is_found_beside_slurm_conf_unless_named() -> None:
     assert config_path({"SLURM_CONF": "/x/slurm.conf"}) == Path("/x/gpushare.conf")
     assert config_path({"SLURM_CONF": "/x/slurm.conf", "GPUSHARE_CONF": "/y"}) == Path("/y")
