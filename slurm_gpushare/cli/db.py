@@ -95,7 +95,7 @@ def restore_command(file: Path, yes: bool) -> None:
 
     config = settings()
     path = store_path(config.store_url)
-    with Lock(config.state_dir):
+    with Lock(config.state_dir, "Stop it first: systemctl stop gpushare-backfill."):
         if path.exists() and not yes:
             click.confirm(f"{path}: put {file} in its place?", abort=True)
         kept = restore(config.store_url, file)

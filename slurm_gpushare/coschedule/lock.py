@@ -14,8 +14,10 @@ from slurm_gpushare.ownership import hand_over
 class Lock:
     """An flock on ``StateDir/backfill.lock``: it ends with the process, however that ends."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, hint: str = "One is enough.") -> None:
+        """`hint` says what to do while a helper holds it."""
         self._path = directory / "backfill.lock"
+        self._hint = hint
         self._handle = -1
 
     def __enter__(self) -> Lock:
@@ -33,7 +35,7 @@ class Lock:
         except BlockingIOError:
             holder = os.read(self._handle, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(self._handle)
-            raise GpushareError(f"another helper runs, with process id {holder}", "One is enough.") from None
+            raise GpushareError(f"a helper runs already, with process id {holder}", self._hint) from None
         os.ftruncate(self._handle, 0)
         os.write(self._handle, f"{os.getpid()}\n".encode())
         return self

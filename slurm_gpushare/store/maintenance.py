@@ -18,7 +18,7 @@ from slurm_gpushare.store import counters, schema
 from slurm_gpushare.store.chunks import chunks
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
 from slurm_gpushare.store.database import Database, sqlite_path
-from slurm_gpushare.store.errors import StoreDamaged, StoreError
+from slurm_gpushare.store.errors import RESTORE, StoreDamaged, StoreError
 from slurm_gpushare.store.journal import journal_fix
 from slurm_gpushare.store.migrate import known_migrations, migrate, store_version
 from slurm_gpushare.store.store import Store
@@ -95,12 +95,14 @@ def sizes(store: Store) -> dict[str, int]:
 
 
 def backup(database: Database, target: Path) -> None:
-    """Copy an SQLite store to `target`, consistently, while others use it."""
+    """Copy an SQLite store to `target`, consistently, while others use it. A damaged one is no copy to rely on."""
     if database.path is None:
         raise BadInput(f"{database.where}: only an SQLite store is copied this way", "Use mariadb-dump.")
-    if target.exists():
-        raise BadInput(f"{target}: exists already", "Name another file, or remove it.")
+    with closing(database.reader()) as own, own.read() as connection:  # its own faults are said of the store itself
+        connection.exec_driver_sql("SELECT count(*) FROM sqlite_master")
     try:
+        if target.exists():
+            raise BadInput(f"{target}: exists already", "Name another file, or remove it.")
         with (
             replacing(target, 0o600, sync=True) as draft,
             closing(sqlite3.connect(database.path)) as source,
@@ -108,10 +110,22 @@ def backup(database: Database, target: Path) -> None:
         ):
             source.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # one file, not three
+            if (found := _unsound(copy, "quick_check")) is not None:
+                raise StoreDamaged(f"{database.where}: is damaged: {found}", f"No copy was made. {RESTORE}")
     except sqlite3.Error as why:
-        raise StoreError(f"{target}: the copy failed: {why}") from why
+        raise StoreError(
+            f"{target}: the copy failed: {why}", "Is there room for it? 'gpushare db check' says if the store is sound."
+        ) from why
     except OSError as why:
-        raise GpushareError(f"{target}: cannot be written: {why.strerror}") from why
+        hint = "Name a file in a directory that this user may write to."
+        raise GpushareError(f"{target}: cannot be written: {why.strerror}", hint) from why
+
+
+def _unsound(connection: sqlite3.Connection, check: str) -> str | None:
+    """The first thing that SQLite finds wrong, in one line; None where nothing is."""
+    (text,) = connection.execute(f"PRAGMA {check}(1)").fetchone()
+    lines = [line for line in str(text).splitlines() if not line.startswith("***")]
+    return None if lines == ["ok"] else " ".join(lines)
 
 
 def restore(url: str, source: Path, now_s: float | None = None) -> Path | None:
@@ -120,29 +134,34 @@ def restore(url: str, source: Path, now_s: float | None = None) -> Path | None:
     What was there is kept beside it under another name, which is returned; None if there was nothing.
     """
     path = store_path(url)
-    with replacing(path, 0o600, sync=True) as draft:
-        _copy_sound(source, draft)
-        hand_over(draft)
-        with closing(Database(f"sqlite:///{draft}", must_exist=True)) as database:
-            migrate(database)
-        with closing(sqlite3.connect(draft)) as new:
-            new.execute("PRAGMA journal_mode=DELETE")
-        aside = _set_aside(path, int(time.time() if now_s is None else now_s))
-    return aside  # noqa: RET504 - only after the rename that ends the block
+    try:
+        with replacing(path, 0o600, sync=True) as draft:
+            _copy_sound(source, draft)
+            hand_over(draft)
+            with closing(Database(f"sqlite:///{draft}", must_exist=True)) as database:
+                migrate(database)
+            with closing(sqlite3.connect(draft)) as new:
+                new.execute("PRAGMA journal_mode=DELETE")
+            aside = _set_aside(path, int(time.time() if now_s is None else now_s))
+    except OSError as why:
+        hint = "Run this as SlurmUser, who must own its directory, or as root."
+        raise GpushareError(f"{path}: cannot be replaced: {why.strerror}", hint) from why
+    return aside
 
 
 def _copy_sound(source: Path, draft: Path) -> None:
     """Copy a store that is sound; BadInput for anything else."""
+    hint = "Name another file that 'gpushare db backup' wrote."
     try:
         reading = f"{source.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(reading, uri=True)) as old, closing(sqlite3.connect(draft)) as new:
             old.backup(new)
-            lines = [line for (line,) in new.execute("PRAGMA integrity_check(5)")]
+            found = _unsound(new, "integrity_check")
             new.execute("SELECT max(version) FROM schema_version").fetchone()
     except sqlite3.Error as why:
-        raise BadInput(f"{source}: not a sound copy of a store: {why}") from why
-    if lines != ["ok"]:
-        raise BadInput(f"{source}: not a sound copy of a store: {lines[0]}")
+        raise BadInput(f"{source}: not a sound copy of a store: {why}", hint) from why
+    if found is not None:
+        raise BadInput(f"{source}: not a sound copy of a store: {found}", hint)
 
 
 def store_path(url: str) -> Path:

@@ -357,7 +357,7 @@ class TestAdoption:
 
 
 def test_a_second_helper_is_told_who_runs(tmp_path: Path) -> None:
-    with Lock(tmp_path), pytest.raises(GpushareError, match="another helper runs"), Lock(tmp_path):
+    with Lock(tmp_path), pytest.raises(GpushareError, match="a helper runs already"), Lock(tmp_path):
         pass
     with Lock(tmp_path):
         pass

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, NOW, Site, record, token
+from store_helpers import ALICE, NOW, Site, overwrite_table, record, token
 
 from slurm_gpushare.cli.main import main
 from slurm_gpushare.config import load_config
@@ -24,10 +24,12 @@ from slurm_gpushare.store import Store
 from slurm_gpushare.store import database as database_module
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.errors import StoreError
+from slurm_gpushare.store.maintenance import backup
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
 from slurm_gpushare.tokens import OwnedToken
 
 Run = Callable[..., tuple[int, str, str]]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
 @pytest.fixture
@@ -188,6 +190,7 @@ import os, sys
 from pathlib import Path
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.errors import StoreError
+from slurm_gpushare.store.maintenance import backup
 folder = Path(sys.argv[1])
 os.chown(folder, 65534, 65534)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -247,6 +250,61 @@ def test_backup_is_a_whole_store_and_never_overwrites(run: Run, path: Path, site
     assert code == 2
     assert "exists already" in one_line(err)
     assert list(path.parent.glob(".copy*")) == []
+
+
+def test_a_damaged_store_is_not_copied(run: Run, path: Path) -> None:
+    run("db", "migrate")
+    overwrite_table(path, "broken_promise")
+    code, _, err = run("db", "backup", str(path.parent / "copy.sqlite"))
+    assert code == 1
+    assert one_line(err).startswith(f"gpushare: error: {path}: is damaged: ")
+    assert err.endswith("No copy was made. Restore the last 'gpushare db backup'.\n")
+    path.write_bytes(b"no database at all" * 100)
+    assert (
+        f"{path}: is not an SQLite database, or is damaged" in run("db", "backup", str(path.parent / "copy.sqlite"))[2]
+    )
+    assert not list(path.parent.glob("*copy*"))
+
+
+def test_what_is_no_copy_is_not_restored_and_the_next_step_is_said(run: Run, path: Path) -> None:
+    run("db", "migrate")
+    for text in ("root:x:0:0\n" * 100, ""):
+        (path.parent / "other").write_text(text)
+        code, _, err = run("db", "restore", "--yes", str(path.parent / "other"))
+        assert code == 2
+        assert "not a sound copy of a store" in one_line(err)
+        assert "Name another file that 'gpushare db backup' wrote." in err
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owner", "command", "said"),
+    [
+        (65534, "backup(Database(url, must_exist=True), Path(closed) / 'copy')", "{closed}/copy: cannot be written: "),
+        (0, "restore(url, Path(copy))", "{path}: cannot be replaced: "),
+    ],
+)
+def test_a_directory_that_is_not_ours_is_no_bug(owner: int, command: str, said: str) -> None:
+    with tempfile.TemporaryDirectory() as made:  # pytest's own directories are closed to others
+        top, closed = Path(made), Path(made) / "closed"
+        top.chmod(0o755)
+        closed.mkdir(0o700)
+        path, copy = top / "store.sqlite", top / "copy"
+        with Store.create(f"sqlite:///{path}") as store:
+            backup(store.database, copy)
+        os.chown(top, owner, owner)
+        for file in (path, copy):
+            os.chown(file, 65534, 65534)
+        script = (
+            "import os\nfrom pathlib import Path\nfrom slurm_gpushare.errors import GpushareError\n"
+            "from slurm_gpushare.store.database import Database\n"
+            "from slurm_gpushare.store.maintenance import backup, restore\n"
+            f"closed, copy, url = {str(closed)!r}, {str(copy)!r}, 'sqlite:///{path}'\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            f"try:\n    {command}\nexcept GpushareError as error:\n    print(error)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.stdout.startswith(said.format(closed=closed, path=path)), done.stderr
 
 
 @pytest.mark.parametrize("age", ["", "90", "d", "-1d", "1.5d", "9999999d", "1m", "0d", "6d", "100h"])

@@ -131,4 +131,5 @@ class TestRestore:
         with Lock(path.parent / "state"):
             code, said = run("db", "restore", "-y", str(copy))
         assert code == 1
-        assert "another helper runs" in said
+        assert "a helper runs already" in said
+        assert "Stop it first" in said
