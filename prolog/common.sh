@@ -37,7 +37,7 @@ gs_parse_conf() {
   gs_seen=' '
   gs_partitions='' gs_state_dir=/run/gpushare gs_dcgm_dir='' gs_spool_dir=/var/spool/gpushare gs_slurm_user=slurm
   gs_hold_s=1 gs_framework_memory=grow
-  [[ -r $1 && ! -d $1 ]] || return 1
+  [[ -r $1 && -f $1 ]] || return 1 # to open a pipe would wait for a writer, for ever
   while IFS= read -r line || [[ -n $line ]]; do
     gs_trim "${line%%#*}"
     line=$gs_trimmed
@@ -80,7 +80,7 @@ gs_read_conf() {
   local copy=${GPUSHARE_LAST_GOOD:-/var/lib/gpushare/gpushare.conf.good} first=''
   gs_conf_file
   gs_parse_conf "$gs_conf" && [[ $gs_seen != ' ' ]] && return
-  if [[ -r $copy ]]; then
+  if [[ -r $copy && -f $copy ]]; then
     IFS= read -r first <"$copy"
     [[ $first == "# last good settings of $gs_conf" ]] && gs_parse_conf "$copy" && return
     gs_parse_conf "$gs_conf"

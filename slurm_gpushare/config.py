@@ -6,8 +6,10 @@ read it. The Lua hook reads the same file and takes the few keys it needs.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -321,6 +323,8 @@ def load_config(path: Path | None = None) -> Config:
     """
     path = path or config_path()
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):  # to open it would wait for a writer, for ever
+            raise OSError(errno.EINVAL, "Is a pipe")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,13 +186,15 @@ class TestTheLastGoodSettings:
         monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(tmp_path / "lib" / "gpushare.conf.good"))
         return conf
 
-    @pytest.mark.parametrize("fault", ["a bad line", "away", "not UTF-8", "emptied", "a directory"])
+    @pytest.mark.parametrize("fault", ["a bad line", "away", "not UTF-8", "emptied", "a directory", "a pipe"])
     def test_they_stay_in_force_and_it_is_said(self, conf: Path, fault: str, caplog: pytest.LogCaptureFixture) -> None:
         settings_in_force()
-        if fault in ("away", "a directory"):
+        if fault in ("away", "a directory", "a pipe"):
             conf.unlink()
         if fault == "a directory":
             conf.mkdir()
+        elif fault == "a pipe":
+            os.mkfifo(conf)
         elif fault != "away":
             conf.write_bytes(
                 {"a bad line": b"Partitions=gpu\nTickSecond=7\n", "not UTF-8": b"Policy=\xff\n"}.get(fault, b"")
@@ -227,16 +230,20 @@ class TestTheLastGoodSettings:
         settings_in_force()
         assert (tmp_path / "lib" / "gpushare.conf.good").stat().st_mode & 0o777 == 0o640
 
-    @pytest.mark.parametrize("text", [None, "nonsense\n", "Partitions=gpu\nStateDir=relative\n", "", "# all of it\n"])
+    @pytest.mark.parametrize(
+        "text", [None, "nonsense\n", "Partitions=gpu\nStateDir=relative\n", "", "# all of it\n", "a pipe"]
+    )
     def test_the_prolog_and_the_epilog_take_them_too(self, conf: Path, tmp_path: Path, text: str | None) -> None:
         conf.write_text(f"Partitions=gpu\nStateDir={tmp_path}/state\n")
         settings_in_force()
-        if text is None:
+        if text in (None, "a pipe"):
             conf.unlink()
-        else:
+        if text == "a pipe":
+            os.mkfifo(conf)
+        elif text is not None:
             conf.write_text(text)
         done = subprocess.run(
             ["bash", "-c", f'. {ROOT}/prolog/common.sh; gs_read_conf && echo "$gs_partitions $gs_state_dir"'],
-            capture_output=True, text=True, check=False,
+            capture_output=True, text=True, check=False, timeout=30,
         )  # fmt: skip
         assert done.stdout == f"gpu {tmp_path}/state\n"
