@@ -16,7 +16,8 @@ from slurm_gpushare.config import Config
 from slurm_gpushare.coschedule.view.occupancy import occupancy
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.report import metrics as figures
-from slurm_gpushare.report.status import gpu_lines, tagged_jobs
+from slurm_gpushare.report.status import GpuLine, TaggedJob, gpu_lines, tagged_jobs
+from slurm_gpushare.slurm.errors import SlurmError, SlurmMissing
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.store import Store
@@ -30,17 +31,13 @@ def metrics(output: Path | None) -> None:
     """Print figures for Prometheus, in node_exporter's textfile format.
 
     Where the store cannot be read, gpushare_store_readable is 0, and what does not come from it is there all the same.
+    Where slurmctld does not answer, what comes from it is missing.
     """
-    config, slurm = settings_or_defaults(), connect()
-    nodes, queue = slurm.nodes(), slurm.jobs()
-    cards = occupancy(nodes, queue)
+    config = settings_or_defaults()
+    gpus, jobs = _from_slurm(config)
     stored = _from_store(config)
     text = figures.metrics(
-        gpu_lines(nodes, cards, frozenset(config.partitions)),
-        tagged_jobs(queue, cards),
-        stored,
-        figures.spool_state(config.spool_dir),
-        _heartbeat_s(config.hook_file, stored),
+        gpus, jobs, stored, figures.spool_state(config.spool_dir), _heartbeat_s(config.hook_file, stored)
     )
     if output is None:
         click.echo(text, nl=False)
@@ -49,6 +46,20 @@ def metrics(output: Path | None) -> None:
         replace_text(output, text)
     except OSError as why:
         raise GpushareError(f"{output}: cannot be written: {why.strerror}") from why
+
+
+def _from_slurm(config: Config) -> tuple[list[GpuLine] | None, list[TaggedJob]]:
+    """No GPUs, and a warning, if slurmctld does not answer: figures that stand still would look like good ones."""
+    slurm = connect()
+    try:
+        nodes, queue = slurm.nodes(), slurm.jobs()
+    except SlurmMissing:
+        raise
+    except SlurmError as error:
+        warn(f"{error} Figures that come from Slurm are left out.")
+        return None, []
+    cards = occupancy(nodes, queue)
+    return gpu_lines(nodes, cards, frozenset(config.partitions)), tagged_jobs(queue, cards)
 
 
 def _from_store(config: Config) -> figures.StoreFigures | None:

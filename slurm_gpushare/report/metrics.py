@@ -1,7 +1,8 @@
 """Figures for Prometheus, in the text format that node_exporter's textfile collector reads.
 
 Every family is there from the first day on, at 0 where nothing has happened: an alert on a metric that does not exist
-never fires. What cannot be read (the store, the spool) is absent; of the store ``gpushare_store_readable`` says so.
+never fires. What cannot be read (Slurm, the store, the spool) is absent; of the store ``gpushare_store_readable`` says
+so.
 """
 
 from __future__ import annotations
@@ -88,24 +89,17 @@ def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def metrics(
-    gpus: Sequence[GpuLine],
+    gpus: Sequence[GpuLine] | None,
     jobs: Sequence[TaggedJob],
     stored: StoreFigures | None = None,
     spool: SpoolState | None = None,
     heartbeat_s: int | None = None,
 ) -> str:
-    """All families that can be told."""
-    states, job_states = Counter(line.state for line in gpus), Counter(job.state.lower() for job in jobs)
-    by_state = _labelled("state", {state: states[state] for state in _GPU_STATES})
-    of_jobs = _labelled("state", dict.fromkeys(_JOB_STATES, 0) | job_states)
-    lines = [
-        *_family("gpus", "gauge", "GPUs of the shared partitions by state.", by_state),
-        *_gauge("pairs", "Pairs of jobs that share a GPU now.", sum(line.shared for line in gpus)),
-        *_family("jobs", "gauge", "Tagged jobs by state.", of_jobs),
-        *_gauge(
-            "store_readable", "Whether the store can be read; 0: what comes from it is absent.", stored is not None
-        ),
-    ]
+    """All families that can be told. `gpus` is None where Slurm does not answer."""
+    lines = [] if gpus is None else [*_now(gpus, jobs)]
+    lines += _gauge(
+        "store_readable", "Whether the store can be read; 0: what comes from it is absent.", stored is not None
+    )
     if heartbeat_s is not None:
         text = "When the helper was last alive, in seconds since 1970; 0: not that anybody knows."
         lines += _gauge("helper_heartbeat_seconds", text, heartbeat_s)
@@ -117,6 +111,16 @@ def metrics(
         lines += _gauge("spool_oldest_seconds", "Age of the oldest waiting record.", spool.oldest_s)
         lines += _gauge("spool_rejected", "Files in the rejected directory.", spool.rejected)
     return "\n".join(lines) + "\n"
+
+
+def _now(gpus: Sequence[GpuLine], jobs: Sequence[TaggedJob]) -> Iterator[str]:
+    """What Slurm says."""
+    states, job_states = Counter(line.state for line in gpus), Counter(job.state.lower() for job in jobs)
+    by_state = _labelled("state", {state: states[state] for state in _GPU_STATES})
+    of_jobs = _labelled("state", dict.fromkeys(_JOB_STATES, 0) | job_states)
+    yield from _family("gpus", "gauge", "GPUs of the shared partitions by state.", by_state)
+    yield from _gauge("pairs", "Pairs of jobs that share a GPU now.", sum(line.shared for line in gpus))
+    yield from _family("jobs", "gauge", "Tagged jobs by state.", of_jobs)
 
 
 def _of_the_day(day: LastDay) -> Iterator[str]:

@@ -29,6 +29,8 @@ from slurm_gpushare.report.roles import remembered_tag
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.accounting import AccountedJob
+from slurm_gpushare.slurm.errors import ControllerDown
+from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.tag import Paused, Tag
 from slurm_gpushare.store.decisions import Decision
 from slurm_gpushare.store.hookfile import HookFile
@@ -247,6 +249,31 @@ def test_without_the_store_monitoring_still_sees_the_helpers_heartbeat(
     assert err.endswith("Figures that come from it are left out.\n")
     for line in told:
         assert line.startswith("# ") or SAMPLE.fullmatch(line), line
+
+
+def test_without_slurmctld_no_figure_of_its_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Away(WatchedSlurm):
+        def nodes(self) -> list[Node]:
+            raise ControllerDown("sinfo: cannot contact slurm controller", "Check that slurmctld runs.")
+
+    conf, output = tmp_path / "gpushare.conf", tmp_path / "gpushare.prom"
+    conf.write_text(
+        f"StoreUrl=sqlite:///{tmp_path}/store.sqlite\nHookFile={tmp_path}/hook.sqlite\nSpoolDir={tmp_path}\n"
+    )
+    monkeypatch.setenv("GPUSHARE_CONF", str(conf))
+    monkeypatch.setattr(command, "connect", lambda: Away([], []))
+    with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+        store.live.beat(at_s=NOW)
+    output.write_text("gpushare_pairs 4\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["metrics", "--output", str(output)])
+    assert not stop.value.code
+    told = output.read_text()
+    assert not {"gpushare_pairs", "gpushare_gpus", "gpushare_jobs"} & families(told)
+    assert {"gpushare_store_readable 1", f"gpushare_helper_heartbeat_seconds {NOW}"} <= set(told.splitlines())
+    assert capsys.readouterr().err.endswith("slurmctld runs. Figures that come from Slurm are left out.\n")
 
 
 def test_the_heartbeat_is_the_stores_where_another_controller_has_the_helper(tmp_path: Path) -> None:
