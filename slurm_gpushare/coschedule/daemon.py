@@ -298,6 +298,9 @@ def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy:
         told_to_stop = False
         while not told_to_stop:
             with Store(config.store_url) if dry_run else Store.create(config.store_url) as store:
+                if store.is_new:
+                    made = "there was none: it is made anew, and every workload is measured again"
+                    log.warning("store", path=store.database.where, message=made)
                 daemon = Daemon(config, slurm, store, policy=policy, dry_run=dry_run)
                 if once:
                     return daemon.once()

@@ -9,7 +9,7 @@ from slurm_gpushare.store.conduct import Conduct
 from slurm_gpushare.store.counters import Counters
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.decisions import Decisions
-from slurm_gpushare.store.migrate import migrate, require_current
+from slurm_gpushare.store.migrate import known_migrations, migrate, require_current
 from slurm_gpushare.store.models import KnowledgeDocuments, Models
 from slurm_gpushare.store.runs import InterimRecords, Runs
 from slurm_gpushare.store.sharing import Observations, SharingSpans
@@ -24,6 +24,8 @@ class Store:
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
         self.database = Database(url, read_only=read_only, must_exist=True)
+        self.is_new = False
+        """Whether there was none before: nothing is known yet."""
         require_current(self.database)
         self.workloads = Workloads(self.database)
         self.profiles = Profiles(self.database)
@@ -43,10 +45,12 @@ class Store:
         """Open a store, making it or bringing it to this release's schema first."""
         database = Database(url)
         try:
-            migrate(database)
+            applied = migrate(database)
         finally:
             database.close()
-        return cls(url)
+        store = cls(url)
+        store.is_new = len(applied) == len(known_migrations())
+        return store
 
     def close(self) -> None:
         self.database.close()

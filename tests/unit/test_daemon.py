@@ -126,6 +126,18 @@ def test_the_helper_goes_on_with_the_store_that_is_there(
     assert fault in caplog.text
 
 
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "the store"])
+def test_a_helper_that_finds_no_store_says_that_it_begins_anew(
+    config: Config, tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if left == "an empty file":
+        (tmp_path / "store.sqlite").touch()
+    elif left == "the store":
+        Store.create(config.store_url).close()
+    backfill(config, EmptySlurm(lambda tick: None), once=True, dry_run=False, policy=None)  # type: ignore[arg-type]
+    assert ("it is made anew" in caplog.text) == (left != "the store")
+
+
 def test_damage_that_no_tick_reads_stops_the_helper_until_another_store_is_there(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
