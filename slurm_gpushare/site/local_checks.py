@@ -6,10 +6,12 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from slurm_gpushare.config import Config
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
+from slurm_gpushare.site.weak_places import may_write
 from slurm_gpushare.store.credential import opener
 from slurm_gpushare.telemetry.spool import INCOMING, REJECTED, SUFFIX, seal
 
@@ -17,7 +19,7 @@ Check = Callable[[Config], Iterable[Finding]]
 
 
 def store(config: Config) -> Iterator[Finding]:
-    """It opens, has this release's schema, and is nobody else's to read."""
+    """It is the helper's to write, opens, has this release's schema, and is nobody else's to read."""
     from slurm_gpushare.store.database import sqlite_path  # here: a compute node has no database library
     from slurm_gpushare.store.journal import journal_fix
     from slurm_gpushare.store.maintenance import JOURNAL_TROUBLE, mode_fix
@@ -25,6 +27,10 @@ def store(config: Config) -> Iterator[Finding]:
 
     try:
         file = sqlite_path(config.store_url)
+        if file is not None and _is_locked_up(file, config.slurm_user):
+            found = f"{file} is not for {config.slurm_user} to write, who runs the helper"
+            yield failed("store", found, f"Run as root: chown {config.slurm_user} {file}; chmod u+rw {file}")
+            return  # its journal's fix would follow the wrong owner
         if file is not None and (fix := journal_fix(file)):
             yield failed("store-journal", f"{file}: {JOURNAL_TROUBLE}", f"Run as root: {fix}")
             return  # to open it would say less, or hide it
@@ -38,6 +44,14 @@ def store(config: Config) -> Iterator[Finding]:
         yield failed("store-mode", f"{path} is open to others", f"Run: {fix}")
     else:
         yield passed("store", where)
+
+
+def _is_locked_up(file: Path, user: str) -> bool:
+    """Whether the helper cannot write its own store: a copy that root made, or one that was made read-only."""
+    try:
+        return not may_write(file.stat(), user)
+    except OSError:
+        return False  # not there, or not this user's to see: opening it says so
 
 
 def policy(config: Config) -> Iterator[Finding]:

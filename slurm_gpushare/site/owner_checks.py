@@ -108,9 +108,11 @@ def incoming_mode(config: Config) -> Iterator[Finding]:
 
 
 def helpers_directories(config: Config) -> Iterator[Finding]:
-    """On the controller: the helper can write where it must, and nodes reach the spool."""
+    """On the controller: the helper can write where it must, nodes reach the spool, and users what is published."""
     user = config.slurm_user
-    for path in dict.fromkeys((config.state_dir, config.spool_dir, config.hook_file.parent)):
+    kept = (config.hook_file, config.store_file)
+    parents = [file.parent for file in kept if file is not None]
+    for path in dict.fromkeys((config.state_dir, config.spool_dir, config.public_dir, *parents)):
         try:
             about = path.stat()
         except OSError:
@@ -121,3 +123,6 @@ def helpers_directories(config: Config) -> Iterator[Finding]:
         if path == config.spool_dir and not about.st_mode & stat.S_IXOTH:
             found = f"{path} is closed to others: users leave no records, and nodes may not either"
             yield failed("helper-directory", found, f"Run: chmod o+x {path}")
+        if path == config.public_dir and not about.st_mode & stat.S_IXOTH:
+            found = f"{path} is closed to others: users are not told why their jobs wait, nor what sharing costs them"
+            yield warned("helper-directory", found, f"Run: chmod o+rx {path}")

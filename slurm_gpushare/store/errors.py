@@ -23,7 +23,7 @@ class StoreDamaged(StoreError):
     """The store's file is not what SQLite wrote: only a copy of it helps."""
 
 
-NOT_THE_OWNER = "Run this as the user who owns the store (SlurmUser)."
+NOT_THE_OWNER = "Run this as SlurmUser, who must own it and its directory."
 RESTORE = "Restore the last 'gpushare db backup'."
 
 

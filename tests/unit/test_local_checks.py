@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from dataclasses import replace
@@ -31,7 +32,7 @@ def test_the_munged_that_is_tried_is_that_of_the_settings(tmp_path: Path, monkey
 def test_doctor_and_db_check_say_the_same_of_the_store_s_mode(tmp_path: Path, mode: int, mended: int) -> None:
     """A site may let its group read the store: what is told to do leaves that as it is."""
     path = tmp_path / "store.sqlite"
-    config = replace(DEFAULTS, store_url=f"sqlite:///{path}")
+    config = replace(DEFAULTS, store_url=f"sqlite:///{path}", slurm_user=str(os.geteuid()))
     with Store.create(config.store_url) as store:
         path.chmod(mode)
         (finding,), found = local_checks.store(config), problems(store.database)

@@ -168,6 +168,7 @@ def test_directories_that_the_helper_cannot_use_are_named(config: Config) -> Non
         ("spool-mode", f"Run: chown {NOBODY} {config.spool_dir}/incoming"),
         ("helper-directory", f"Run: chown {NOBODY} {config.spool_dir}"),
         ("helper-directory", f"Run: chown {NOBODY} {config.state_dir}"),
+        ("helper-directory", f"Run: chown {NOBODY} {config.public_dir}"),
     }
     mend(found)
     assert of_files(config) == []
@@ -178,6 +179,32 @@ def test_directories_that_the_helper_cannot_use_are_named(config: Config) -> Non
         os.chown(path, 0, NOBODY)
         path.chmod(0o771)
     assert of_files(config) == [], "its group will do"
+
+
+@needs_root
+def test_a_directory_of_the_store_alone_is_looked_at_too(config: Config, tmp_path: Path) -> None:
+    apart = tmp_path / "apart"
+    apart.mkdir(0o700)
+    for path in (
+        config.state_dir,
+        config.spool_dir,
+        config.spool_dir / "incoming",
+        config.public_dir,
+        tmp_path / "lib",
+    ):
+        os.chown(path, NOBODY, NOBODY)
+    config = replace(config, slurm_user=str(NOBODY), store_url=f"sqlite:///{apart}/store.sqlite")
+    (finding,) = of_files(config)
+    assert (finding.check, finding.fix) == ("helper-directory", f"Run: chown {NOBODY} {apart}")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750])
+def test_what_is_published_is_for_all_users_to_read(config: Config, mode: int) -> None:
+    config.public_dir.chmod(mode)
+    (finding,) = of_files(config)
+    assert (finding.check, finding.level) == ("helper-directory", Level.WARN)
+    mend([finding])
+    assert of_files(config) == []
 
 
 @pytest.fixture

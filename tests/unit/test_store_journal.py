@@ -114,13 +114,13 @@ def test_nor_does_who_tries_to_write_it(path: Path, code: str) -> None:
     path.parent.chmod(0o777)
     path.chmod(0o644)
     said = run_as(OTHER, path, code)
-    assert said == f"{path}: cannot be written. Run this as the user who owns the store (SlurmUser)."
+    assert said == f"{path}: cannot be written. Run this as SlurmUser, who must own it and its directory."
     assert names(path) == [""]
 
 
 @pytest.fixture
 def config(path: Path) -> Config:
-    return replace(DEFAULTS, store_url=f"sqlite:///{path}")
+    return replace(DEFAULTS, store_url=f"sqlite:///{path}", slurm_user=str(SLURM))
 
 
 @needs_root
@@ -157,6 +157,22 @@ def test_a_link_beside_the_store_is_removed_and_what_it_names_stays_whose_it_is(
     subprocess.run(["sh", "-c", fix], check=True)
     assert (mine.stat().st_uid, link.is_symlink()) == (0, False)
     assert journal_fix(path) is None
+
+
+@needs_root
+@pytest.mark.parametrize(("uid", "mode"), [(0, 0o600), (OTHER, 0o644), (SLURM, 0o444), (SLURM, 0o400)])
+def test_a_store_that_the_helper_cannot_write_is_named_before_its_journal(
+    path: Path, config: Config, uid: int, mode: int
+) -> None:
+    """Root copied it there, or it is read-only. What mends a journal would give that to the wrong owner too."""
+    with Store(config.store_url):
+        os.chown(path, uid, uid)
+        path.chmod(mode)
+        (finding,) = local_checks.store(config)
+        assert (finding.check, finding.level) == ("store", Level.FAIL)
+        assert "who runs the helper" in finding.found
+        subprocess.run(["sh", "-c", finding.fix.removeprefix("Run as root: ")], check=True)
+    assert run_as(SLURM, path, WRITE) == "written"
 
 
 def test_a_restored_store_can_be_read_before_the_helper_has_opened_it(path: Path, tmp_path: Path) -> None:
