@@ -41,8 +41,13 @@ class UnitSite:
 
     @property
     def store(self) -> list[Path]:
-        """Directories of the store, of the hook's file and of the last good settings. To read SQLite is to write."""
-        files = (self.config.store_file, self.config.hook_file, LAST_GOOD)
+        """Directories of the store, of the hook's file and of the last good settings. To read SQLite is to write.
+
+        Where the store is a link, that of the file it leads to as well.
+        """
+        store = self.config.store_file
+        target = store.resolve() if store is not None and store.is_symlink() else None
+        files = (store, target, self.config.hook_file, LAST_GOOD)
         return list(dict.fromkeys(path.parent for path in files if path is not None))
 
     @property

@@ -216,7 +216,8 @@ def _parse(url: str) -> URL:
     except (ArgumentError, NoSuchModuleError, ValueError):
         raise BadInput("the store's URL is not one that can be used", _URL_HINT) from None
     if driver == "sqlite" and parsed.database and parsed.database.startswith("/"):
-        return parsed
+        # SQLite keeps its journal beside the file that a link leads to, and a new file must not take the link's place.
+        return parsed.set(database=os.path.realpath(parsed.database)) if os.path.islink(parsed.database) else parsed
     if backend in {"mysql", "mariadb"} and driver.endswith("+pymysql") and parsed.database:
         return parsed
     raise BadInput(f"{parsed.render_as_string(hide_password=True)}: not a store's URL", _URL_HINT)

@@ -126,6 +126,29 @@ def test_the_helper_goes_on_with_the_store_that_is_there(
     assert fault in caplog.text
 
 
+def test_a_store_behind_a_link_comes_back_where_it_was(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, path = tmp_path / "store.sqlite", tmp_path / "disk" / "real.sqlite"
+    path.parent.mkdir()
+    link.symlink_to(path)
+    monkeypatch.setattr(daemon_module, "LONGEST_PAUSE_S", 0.01)
+
+    def answer(tick: int) -> None:
+        if tick == 2:
+            with Store(config.store_url) as store:
+                store.counters.add({"before": 1})
+            path.unlink()
+        if tick == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    backfill(config, EmptySlurm(answer), once=False, dry_run=False, policy=None)  # type: ignore[arg-type]
+    with Store(config.store_url) as store:
+        assert store.counters.all()["before"] == 1
+    assert link.is_symlink()
+    assert path.is_file()
+
+
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "the store"])
 def test_a_helper_that_finds_no_store_says_that_it_begins_anew(
     config: Config, tmp_path: Path, left: str, caplog: pytest.LogCaptureFixture

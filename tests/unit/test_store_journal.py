@@ -195,3 +195,18 @@ def test_a_directory_that_is_closed_to_a_user_is_no_crash(path: Path) -> None:
         "    print(readable_store(replace(DEFAULTS, store_url=url, source=Path(path)), loud=True))"
     )
     assert run_as(OTHER, path, asked) == "None"
+
+
+def test_a_store_behind_a_link_is_restored_behind_it(path: Path, tmp_path: Path) -> None:
+    link = path.with_name("link.sqlite")
+    link.symlink_to(path)
+    with Store(f"sqlite:///{link}") as store:
+        backup(store.database, tmp_path / "copy")
+    path.write_bytes(b"garbage" * 1000)
+    path.with_name(path.name + "-wal").write_bytes(b"of the damaged one")
+    kept = restore(f"sqlite:///{link}", tmp_path / "copy")
+    assert kept is not None
+    assert kept.with_name(kept.name + "-wal").exists(), "the journal belongs to the file that it is beside"
+    assert link.is_symlink()
+    with Store(f"sqlite:///{link}") as store:
+        assert store.counters.all() is not None

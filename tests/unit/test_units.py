@@ -187,3 +187,10 @@ def test_doctor_judges_no_unit_that_is_masked_and_minds_no_link_to_nowhere(folde
     for name in SERVICES:
         (etc / f"{name}.service").symlink_to("/dev/null")
     assert examined(ELSEWHERE) == []
+
+
+def test_a_store_behind_a_link_may_be_written_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "store.sqlite").symlink_to(tmp_path / "disk/store.sqlite")
+    site = replace(USUAL, config=parse_config(f"StoreUrl=sqlite:///{tmp_path}/store.sqlite\n"))
+    assert {tmp_path, tmp_path / "disk"} <= set(site.store)
