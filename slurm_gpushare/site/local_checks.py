@@ -108,7 +108,8 @@ def hook_file(config: Config) -> Iterator[Finding]:
     if beat_s is None:
         yield failed("heartbeat", f"{path} has no heartbeat", "Start 'gpushare backfill'.")
     elif (age_s := time.time() - beat_s) > config.heartbeat_s:
-        yield failed("heartbeat", f"the helper was last alive {age_s:.0f} s ago", "Start 'gpushare backfill'.")
+        hint = "Start 'gpushare backfill'; one that hangs: systemctl restart gpushare-backfill."
+        yield failed("heartbeat", f"the helper was last alive {age_s:.0f} s ago", hint)
     else:
         yield passed("heartbeat", f"the helper was alive {max(age_s, 0):.0f} s ago")
 

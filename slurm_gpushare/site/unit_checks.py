@@ -39,7 +39,7 @@ def installed_units(facts: SiteSetup, config: Config) -> Iterator[Finding]:
         return
     found = {name: said for name in _NEEDS if (said := _read(name)) is not None}
     for name, said in found.items():
-        command = next(iter(" ".join(said.get("ExecStart", [])[-1:]).split()), "")
+        command = next(iter(" ".join(said.get("ExecStart", [])[-1:]).split()), "").lstrip("@-:+!")
         site = UnitSite(Path(command or "/"), slurm_user(facts.config).name, config, facts.etc)
         if faults := list(_faults(said, site, [path for need in _NEEDS[name] for path in getattr(site, need)])):
             yield warned("units", f"{name} {', '.join(faults)}", _FIX)
@@ -56,6 +56,8 @@ _NEEDS = {
 
 
 def _faults(said: Directives, site: UnitSite, needed: Sequence[Path]) -> Iterator[str]:
+    if not site.command.exists():
+        yield f"starts {site.command}, which is not there"
     if (user := _last(said, "User")) != site.user:
         yield f"runs as {user or 'root'}, and SlurmUser is {site.user}"
     if _last(said, "ProtectSystem") == "strict":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from slurm_gpushare.config import DEFAULTS
 from slurm_gpushare.site import local_checks
 from slurm_gpushare.site.finding import Level
+from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.maintenance import problems
 from slurm_gpushare.store.store import Store
 
@@ -41,3 +43,12 @@ def test_doctor_and_db_check_say_the_same_of_the_store_s_mode(tmp_path: Path, mo
             path.chmod(mode)
             subprocess.run(shlex.split(fix) or ["true"], check=True)
             assert path.stat().st_mode & 0o777 == mended
+
+
+def test_of_a_stale_heartbeat_it_is_said_what_helps_where_the_helper_hangs(tmp_path: Path) -> None:
+    """To start another one beside it would only say that one is enough."""
+    with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
+        HookFile(tmp_path / "hook.sqlite").sync(store, int(time.time()) - 3600)
+    (finding,) = local_checks.hook_file(replace(DEFAULTS, hook_file=tmp_path / "hook.sqlite"))
+    assert (finding.check, finding.level) == ("heartbeat", Level.FAIL)
+    assert "systemctl restart" in finding.fix

@@ -131,8 +131,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     return etc, usr
 
 
-def install(folder: Path, site: UnitSite) -> None:
-    for name, text in unit_texts(site):
+def install(folder: Path, site: UnitSite, command: str = "/bin/true") -> None:
+    for name, text in unit_texts(replace(site, command=Path(command))):
         (folder / name).write_text(text)
 
 
@@ -159,6 +159,15 @@ def test_doctor_says_where_installed_units_do_not_fit_the_settings(folders: tupl
     assert examined(ELSEWHERE, is_controller=False) == [], "no helper runs on a node"
     install(etc, ELSEWHERE)
     assert [level for level, _ in examined(ELSEWHERE)] == [Level.PASS], "the administrator's count"
+
+
+def test_doctor_names_a_unit_whose_command_has_gone(folders: tuple[Path, Path]) -> None:
+    etc, _ = folders
+    install(etc, USUAL, "/opt/removed/bin/gpushare")
+    ((level, found),) = examined(USUAL)
+    assert (level, found) == (
+        Level.WARN, "gpushare-backfill.service starts /opt/removed/bin/gpushare, which is not there",
+    )  # fmt: skip
 
 
 def test_doctor_reads_drop_ins_too(folders: tuple[Path, Path]) -> None:
