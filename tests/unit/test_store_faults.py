@@ -43,7 +43,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
     def run(*argv: str, url: str = f"sqlite:///{path}") -> tuple[int, str, str]:
         conf = path.parent / "gpushare.conf"
-        conf.write_text(f"StoreUrl={url}\nSpoolDir={path.parent}/spool\n")
+        conf.write_text(f"StoreUrl={url}\nSpoolDir={path.parent}/spool\nStateDir={path.parent}/state\n")
         monkeypatch.setenv("GPUSHARE_CONF", str(conf))
         with pytest.raises(SystemExit) as stop:
             main(list(argv))
