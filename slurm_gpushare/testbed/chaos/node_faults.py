@@ -13,11 +13,13 @@ from slurm_gpushare.testbed.chaos.fault import Pause
 from slurm_gpushare.testbed.chaos.site import ChaosSite
 from slurm_gpushare.testbed.chaos.slurm_faults import heal_nodes, kill
 
-PATIENCE_S = 90.0
+PATIENCE_S = 120.0
 """So long a fault waits for somebody to hit."""
 MOMENT_S = 2.0
 BELIEVED_S = 6.0
 """So long nodes hold cards for a helper that stands still; less than coschedule/answering.py lets them."""
+BEATS_S = 5.0
+"""Between two tries the helper looks at the queue and tells the nodes that somebody waits, or none would hold again."""
 _HOLD = re.compile(r"(\d+) (\d+) \d+ 0 (\d+)")  # begin, end, the helper's beat, not answered, the job
 
 
@@ -32,19 +34,19 @@ def scripts_die(site: ChaosSite, pause: Pause) -> None:
         _until_hit(partial(_kill_some, site, f"/{name}.sh", 1), name, pause)
         heal_nodes(site)
         pause(3)
-    _until_hit(lambda: _hit_in_a_hold(site), "epilog in a hold", pause)
+    _until_hit(lambda: _hit_in_a_hold(site), "epilog in a hold", pause, between_s=BEATS_S)
     heal_nodes(site)
     pause(5)
     heal_nodes(site)
 
 
-def _until_hit(hit: Callable[[], bool], what: str, pause: Pause) -> None:
+def _until_hit(hit: Callable[[], bool], what: str, pause: Pause, between_s: float = 0.2) -> None:
     """Try until somebody was hit: a fault that met nobody would prove nothing."""
     begun = time.monotonic()
     while not hit():
         if time.monotonic() > begun + PATIENCE_S:
             raise AssertionError(f"no {what} was hit")
-        pause(0.2)
+        pause(between_s)
 
 
 def _kill_some(site: ChaosSite, word: str, most: int) -> bool:
