@@ -44,7 +44,7 @@ chaos: setup ## real faults while 200 jobs of several users come and go on Slurm
 	@$(READABLE) $(PY) -m slurm_gpushare.testbed.chaos
 
 soak: setup ## ten minutes of jobs at full speed: memory, files and threads must level off; out/soak.json
-	@$(READABLE) $(PY) -m slurm_gpushare.testbed.chaos --soak 10 --every 1.5 --out out/soak.json
+	@$(READABLE) $(PY) -m slurm_gpushare.testbed.chaos --soak 10 --every 0.8 --out out/soak.json
 
 paper: setup ## the paper's experiment over five seeds, cold and again; table and picture in out/paper
 	@$(READABLE) $(PY) -m slurm_gpushare demo --policies all --jobs 24 --seconds 8 --seeds 5 --out out/paper $(PAPER_DATA)
