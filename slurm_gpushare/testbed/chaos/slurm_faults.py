@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 
@@ -13,6 +14,9 @@ from slurm_gpushare.testbed.slurm.processes import with_descendants
 
 PATIENCE_S = 60.0
 """So long a fault waits for a job that is suspended; then one that is stopped by a signal will do."""
+BETWEEN_S = (6.0, 14.0)
+"""After a kill, at random. The stream waits while slurmctld is away: equal pauses would keep jobs in step with
+kills, so that always the same ones end just before the next, and are forgotten."""
 CRASHES = 3
 """Kills of slurmctld in one fault: what it forgets in one of them is chance."""
 
@@ -28,7 +32,7 @@ def crash(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None:
     site.testbed.kill(name)
     pause(away_s)
     site.testbed.restart(name)
-    pause(10)
+    pause(random.uniform(*BETWEEN_S))
 
 
 def crash_often(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None:
