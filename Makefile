@@ -16,7 +16,7 @@ setup: ## install Debian packages, .venv and this package
 	@scripts/setup.sh
 
 demo: setup ## workloads that nobody knows, measured, then placed by the helper, on a throw-away Slurm
-	@$(READABLE) $(PY) -m slurm_gpushare demo
+	@$(READABLE) $(PY) -m gpushare_lab demo
 
 lint: setup ## ruff and mypy --strict
 	$(PY) -m ruff check .
@@ -24,12 +24,12 @@ lint: setup ## ruff and mypy --strict
 	$(PY) -m mypy
 
 check: lint ## lint, types and unit tests: for daily work, under a minute
-	$(READABLE) $(PY) -m pytest -q -n auto tests/unit -m "not slow"
+	$(READABLE) $(PY) -m pytest -q -n auto tests/unit tests/lab -m "not slow"
 
 # Unit tests share the cores. Those with daemons mostly wait: two testbeds at once. Those that race against a clock come last, by themselves.
 test: lint ## all tests, on a real Slurm
-	$(READABLE) $(PY) -m pytest -q -n auto tests/unit
-	$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests --ignore tests/unit -m "not alone and not full"
+	$(READABLE) $(PY) -m pytest -q -n auto tests/unit tests/lab
+	$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests --ignore tests/unit --ignore tests/lab -m "not alone and not full"
 	$(READABLE) $(PY) -m pytest -q tests/real -m alone
 
 test-versions: setup ## the real-Slurm tests on Slurm 22.05, 24.11 and 26.05
@@ -41,13 +41,13 @@ abuse: setup ## what hostile users may try, as a table, on Slurm 22.05, 24.11 an
 	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/abuse --slurm $$suite || exit 1; done
 
 chaos: setup ## real faults while 200 jobs of several users come and go on Slurm 24.11; table, and out/chaos.json
-	@$(READABLE) $(PY) -m slurm_gpushare.testbed.chaos
+	@$(READABLE) $(PY) -m gpushare_lab.chaos
 
 soak: setup ## ten minutes of jobs at full speed: memory, files and threads must level off; out/soak.json
-	@$(READABLE) $(PY) -m slurm_gpushare.testbed.chaos --soak 10 --every 0.8 --out out/soak.json
+	@$(READABLE) $(PY) -m gpushare_lab.chaos --soak 10 --every 0.8 --out out/soak.json
 
 paper: setup ## the paper's experiment over five seeds, cold and again; table and picture in out/paper
-	@$(READABLE) $(PY) -m slurm_gpushare demo --policies all --jobs 24 --seconds 8 --seeds 5 --out out/paper $(PAPER_DATA)
+	@$(READABLE) $(PY) -m gpushare_lab demo --policies all --jobs 24 --seconds 8 --seeds 5 --out out/paper $(PAPER_DATA)
 
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench

@@ -14,10 +14,9 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
-
-from slurm_gpushare.testbed.emulator.card import Demand
-from slurm_gpushare.testbed.job.contention import rate
-from slurm_gpushare.testbed.job.pair_rates import read_pairs
+from gpushare_lab.emulator.card import Demand
+from gpushare_lab.job.contention import rate
+from gpushare_lab.job.pair_rates import read_pairs
 
 QUANTILES = (0, 5, 10, 25, 50, 75, 90, 95, 100)
 Rates = Mapping[tuple[str, str], float]

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 import psutil
-
-from slurm_gpushare.testbed.emulator import build_library, create_node
+from gpushare_lab.emulator import build_library, create_node
 
 JOBS, GPUS, SECONDS, LONE_S = 32, 16, 15.0, 10.0
 NODE = "gpu0"
@@ -49,7 +48,7 @@ def main(out: Path) -> None:
         library = build_library(Path(scratch) / "lib")
         env = {**os.environ, "GPUSHARE_EMU_DIR": str(emu), "GPUSHARE_EMU_NODE": NODE}
         env.pop("SLURMD_NODENAME", None)
-        command = [sys.executable, "-m", "slurm_gpushare.testbed.job.workload", "--work-s", "600", "--epochs", "100"]
+        command = [sys.executable, "-m", "gpushare_lab.job.workload", "--work-s", "600", "--epochs", "100"]
         jobs = [
             psutil.Popen(
                 command, env={**env, "CUDA_VISIBLE_DEVICES": str(index % GPUS)}, stdout=subprocess.PIPE, text=True

@@ -19,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from gpushare_lab.testbed.configuration import with_keys
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.testbed import Testbed
+
 from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.testbed.slurm.configuration import with_keys
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 USER = "games"
 TOKEN = "gs-" + "k" * 20

@@ -10,11 +10,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from gpushare_lab.peers.registry import NAMES, make_policy
+
 from bench.evaluation_plot import draw, read_table
 from slurm_gpushare.coschedule.policy_settings import PolicySettings
 from slurm_gpushare.simulate.metrics import metrics
 from slurm_gpushare.simulate.ours import Options
-from slurm_gpushare.simulate.registry import NAMES, make_policy
 from slurm_gpushare.simulate.run import run
 from slurm_gpushare.simulate.traces import read_any_trace
 from slurm_gpushare.simulate.workload import MeasuredPairs, Trace, make_workload, read_rates

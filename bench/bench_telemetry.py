@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import psutil
+from gpushare_lab.emulator.library import build_library
+from gpushare_lab.emulator.node import create_node
 
 from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.testbed.emulator.library import build_library
-from slurm_gpushare.testbed.emulator.node import create_node
 
 SECONDS = float(os.environ.get("GPUSHARE_BENCH_SECONDS", "60"))
 CPU_LIMIT_PCT, MEMORY_LIMIT_MIB, SCRIPT_LIMIT_S = 1.0, 60.0, 0.3
@@ -67,7 +67,7 @@ def script_times(env: dict[str, str]) -> dict[str, list[float]]:
 
 def sampler_cost(env: dict[str, str], base: Path) -> dict[str, float]:
     """CPU (children included) and memory of one sampler at its default rate, in the most expensive phase."""
-    workload = [sys.executable, "-m", "slurm_gpushare.testbed.job.workload", "--work-s", "3600", "--gpu-util", "60"]
+    workload = [sys.executable, "-m", "gpushare_lab.job.workload", "--work-s", "3600", "--gpu-util", "60"]
     jobs = [subprocess.Popen(workload, env=env, stdout=subprocess.DEVNULL)]
     jobs += [subprocess.Popen(["sleep", "3600"]) for _ in range(LISTED - 1)]
     (base / "pids").write_text("".join(f"{job.pid}\n" for job in jobs))

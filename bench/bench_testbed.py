@@ -7,11 +7,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.reset import reset
-from slurm_gpushare.testbed.slurm.rootfs import SUITES, cache_dir, host_suite, is_complete
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.reset import reset
+from gpushare_lab.testbed.rootfs import SUITES, cache_dir, host_suite, is_complete
+from gpushare_lab.testbed.testbed import Testbed
 
 RESETS = 3
 

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from slurm_gpushare.testbed.experiment.submitting import show, submit, wait_for
-from slurm_gpushare.testbed.slurm.configuration import with_keys
-from slurm_gpushare.testbed.slurm.environment import daemon_env
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.reset import idle_nodes
-from slurm_gpushare.testbed.slurm.rootfs import root_of
-from slurm_gpushare.testbed.slurm.scripts import script_with_environment, write_executable
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.experiment.submitting import show, submit, wait_for
+from gpushare_lab.testbed.configuration import with_keys
+from gpushare_lab.testbed.environment import daemon_env
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.reset import idle_nodes
+from gpushare_lab.testbed.rootfs import root_of
+from gpushare_lab.testbed.scripts import script_with_environment, write_executable
+from gpushare_lab.testbed.testbed import Testbed
 
 GPUSHARE = "/usr/bin/gpushare"
 PYTHON = "/usr/lib/slurm-gpushare/bin/python"
@@ -142,7 +142,7 @@ class Afternoon:
         """A user's job with a token. Its limit is not far above what it takes: beside a single run a limit counts."""
         script = (
             "#!/bin/sh\nexport GPUSHARE_EMU_NODE=$SLURMD_NODENAME\n"
-            f"exec {PYTHON} -m slurm_gpushare.testbed.job.workload --work-s {seconds} --gpu-util 30 --mem-access 10\n"
+            f"exec {PYTHON} -m gpushare_lab.job.workload --work-s {seconds} --gpu-util 30 --mem-access 10\n"
         )
         limit = f"--time={1 + seconds // 30}"
         options = ["--gres=gpu:v100:1", f"--comment=gpushare:{name}", "--output=/dev/null", "--mem=100", limit]

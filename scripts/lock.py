@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = "controller,mariadb,paper,test"
+EXTRAS = "controller,mariadb,test"
+LAB = ["matplotlib>=3.7"]  # what lab/setup.cfg asks for beside the product
+
 HEAD = """\
 # The test environment, locked: Python 3.11 on Linux, x86_64. scripts/setup.sh installs exactly these files.
 # Written by scripts/lock.py: run it after a change of setup.cfg.
@@ -25,7 +27,7 @@ def resolved() -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         argv = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--report",
-                str(report), "setuptools", "wheel", f"{ROOT}[{EXTRAS}]"]  # fmt: skip
+                str(report), "setuptools", "wheel", f"{ROOT}[{EXTRAS}]", *LAB]  # fmt: skip
         subprocess.run(argv, check=True)
         found = json.loads(report.read_text())["install"]
     packages = []

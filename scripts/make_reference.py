@@ -11,18 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.main import COMMANDS, gpushare
+from slurm_gpushare.cli.main import gpushare
 from slurm_gpushare.config import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = tuple[str, click.Command]
+PROGRAMS: dict[str, click.Group] = {"gpushare": gpushare, "gpushare-lab": gpushare_lab}
 
 
-def commands() -> Iterator[Command]:
-    """Every command with its full name, groups before their members."""
-    context = click.Context(gpushare, info_name="gpushare")
+def commands(program: str) -> Iterator[Command]:
+    """Every command of a program with its full name, groups before their members."""
+    group = PROGRAMS[program]
+    context = click.Context(group, info_name=program)
 
     def walk(name: str, command: click.Command) -> Iterator[Command]:
         yield name, command
@@ -30,10 +33,10 @@ def commands() -> Iterator[Command]:
             for member in sorted(command.commands):
                 yield from walk(f"{name} {member}", command.commands[member])
 
-    for name in sorted(COMMANDS):
-        command = gpushare.get_command(context, name)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert command is not None
-        yield from walk(f"gpushare {name}", command)
+        yield from walk(f"{program} {name}", command)
 
 
 def synopsis(name: str, command: click.Command) -> str:
@@ -58,22 +61,19 @@ def roff(text: str) -> str:
     return "\n".join("\\&" + line if line[:1] in {".", "'"} else line for line in escaped.splitlines())
 
 
-def man_commands() -> str:
+def man_commands(program: str, one_line: str, see_also: str) -> str:
     lines = [
-        f'.TH GPUSHARE 1 "" "slurm-gpushare {__version__}" "User Commands"',
+        f'.TH {program.upper()} 1 "" "slurm-gpushare {__version__}" "User Commands"',
         ".SH NAME",
-        "gpushare \\- share one GPU between two training jobs under Slurm",
+        f"{roff(program)} \\- {one_line}",
         ".SH SYNOPSIS",
-        ".B gpushare",
+        f".B {roff(program)}",
         "[\\-\\-debug] COMMAND [ARGUMENT ...]",
         ".SH DESCRIPTION",
-        roff(" ".join(description(gpushare))),
-        "A job takes part when it is submitted with",
-        ".BR \\-\\-comment=gpushare:TOKEN ;",
-        "nothing but numbers that the hardware reports is kept of it.",
+        roff(" ".join(description(PROGRAMS[program]))),
         ".SH COMMANDS",
     ]
-    for name, command in commands():
+    for name, command in commands(program):
         lines += [f".SS {roff(synopsis(name, command))}"]
         lines += [line for paragraph in description(command) for line in (".PP", roff(paragraph))]
         for flag, text in options(name, command):
@@ -89,7 +89,7 @@ def man_commands() -> str:
         ".B NO_COLOR",
         "Any value: no colour.",
         ".SH SEE ALSO",
-        ".BR gpushare.conf (5), sbatch (1), sacct (1)",
+        f".BR {see_also}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -123,10 +123,10 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def page_commands() -> str:
-    parts = [NOTE, "# Commands\n"]
+def page_commands(program: str, title: str) -> str:
+    parts = [NOTE, f"# {title}\n"]
     parts.append("Exit codes: 0 ok, 1 failure, 2 wrong usage or unusable input, 3 a check found problems.\n")
-    for name, command in commands():
+    for name, command in commands(program):
         parts.append(f"## {name}\n\n```\n{synopsis(name, command)}\n```\n")
         parts += [f"{paragraph}\n" for paragraph in description(command) if paragraph]
         if rows := options(name, command):
@@ -164,9 +164,17 @@ def example_configuration() -> str:
 
 def main() -> None:
     files = {
-        "share/man/gpushare.1": man_commands(),
+        "share/man/gpushare.1": man_commands(
+            "gpushare",
+            "share one GPU between two training jobs under Slurm",
+            "gpushare.conf (5), sbatch (1), sacct (1)",
+        ),
+        "lab/share/man/gpushare-lab.1": man_commands(
+            "gpushare-lab", "prove slurm\\-gpushare on emulated GPUs", "gpushare (1)"
+        ),
         "share/man/gpushare.conf.5": man_configuration(),
-        "docs/commands.md": page_commands(),
+        "docs/commands.md": page_commands("gpushare", "Commands"),
+        "docs/lab-commands.md": page_commands("gpushare-lab", "Commands of the lab"),
         "docs/configuration.md": page_configuration(),
         "share/examples/gpushare.conf": example_configuration(),
     }

@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpushare_lab.testbed.configuration import PARTITION, UNMANAGED_PARTITION, version
+from gpushare_lab.testbed.layout import GPU_MODEL, Shape
+from gpushare_lab.testbed.reset import idle_nodes, reset
+from gpushare_lab.testbed.testbed import Testbed
+
 from slurm_gpushare.errors import Exit, GpushareError
 from slurm_gpushare.site.end_to_end import try_forms
 from slurm_gpushare.site.request_forms import GpusSeen, forms
 from slurm_gpushare.slurm.trial_jobs import Answer, TrialJobs
-from slurm_gpushare.testbed.slurm.configuration import PARTITION, UNMANAGED_PARTITION, version
-from slurm_gpushare.testbed.slurm.layout import GPU_MODEL, Shape
-from slurm_gpushare.testbed.slurm.reset import idle_nodes, reset
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 USER = "games"
 Break = Callable[[Testbed], None]

@@ -37,7 +37,7 @@ fi
 
 stamp=.venv/.installed
 lock=requirements/test.txt
-wanted=$(sha256sum setup.cfg pyproject.toml scripts/setup.sh "$lock" | sha256sum)
+wanted=$(sha256sum setup.cfg lab/setup.cfg pyproject.toml scripts/setup.sh "$lock" | sha256sum)
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   echo "setup: making .venv"
   [[ -x .venv/bin/python ]] || /usr/bin/python3 -m venv .venv
@@ -45,11 +45,11 @@ if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
   if .venv/bin/python -c 'import platform, sys; sys.exit((sys.version_info[:2], platform.machine()) != ((3, 11), "x86_64"))'; then
     # Exactly the files that were locked: what an index offers today, or in somebody's name, does not get in.
     "${pip[@]}" --require-hashes --requirement "$lock"
-    "${pip[@]}" --no-deps --no-build-isolation --editable .
+    "${pip[@]}" --no-deps --no-build-isolation --editable . --editable lab
   else
     echo "setup: $lock is for Python 3.11 on x86_64; here pip chooses versions"
     "${pip[@]}" --upgrade pip setuptools
-    "${pip[@]}" --editable '.[controller,mariadb,paper,test]'
+    "${pip[@]}" --editable '.[controller,mariadb,test]' --editable lab
   fi
   printf '%s' "$wanted" >"$stamp"
 fi

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from emulated import NODE, Asker, EmulatedNode
+from gpushare_lab.emulator import build_library, create_node
+from gpushare_lab.testbed.configuration import with_keys
+from gpushare_lab.testbed.environment import closed_directory
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.reset import reset
+from gpushare_lab.testbed.testbed import Testbed
 from hypothesis import HealthCheck, settings
-
-from slurm_gpushare.testbed.emulator import build_library, create_node
-from slurm_gpushare.testbed.slurm.configuration import with_keys
-from slurm_gpushare.testbed.slurm.environment import closed_directory
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.reset import reset
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 ROOT = Path(__file__).resolve().parents[1]
 

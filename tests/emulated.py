@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_gpushare.testbed.emulator.card import EmulatedCard
-from slurm_gpushare.testbed.emulator.node import card_path
+from gpushare_lab.emulator.card import EmulatedCard
+from gpushare_lab.emulator.node import card_path
 
 NODE = "gpu0"
 
@@ -86,7 +86,7 @@ class EmulatedNode:
     def job(self, *arguments: str, **more_env: str) -> subprocess.Popen[str]:
         """Start an emulated training job."""
         return subprocess.Popen(
-            [sys.executable, "-m", "slurm_gpushare.testbed.job.workload", *arguments],
+            [sys.executable, "-m", "gpushare_lab.job.workload", *arguments],
             env=self.env(**more_env),
             text=True,
             stdout=subprocess.PIPE,

@@ -14,15 +14,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed.daemons import wait_until
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.testbed import Testbed
+
 from slurm_gpushare.slurm.accounting import AccountingQuery, sacct_arguments
 from slurm_gpushare.slurm.nodes import sinfo_arguments
 from slurm_gpushare.slurm.queue import COLUMNS, COMMENT_COLUMNS, squeue_arguments, squeue_settings
 from slurm_gpushare.slurm.runner import environment
 from slurm_gpushare.slurm.table import time_format
-from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
-from slurm_gpushare.testbed.slurm.daemons import wait_until
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 DELIMITER = "~00000000~"
 MARK = "~11111111~"

@@ -24,14 +24,7 @@ from slurm_gpushare.cli.pages import check_page, write_page
 from slurm_gpushare.coschedule.planning.reasons import duration_text
 from slurm_gpushare.errors import BadInput
 from slurm_gpushare.report import words
-from slurm_gpushare.report.assess_page import (
-    durations,
-    hours,
-    isd,
-    render_assessment,
-    span,
-    why_nobody_shares,
-)
+from slurm_gpushare.report.assess_page import durations, hours, isd, render_assessment, span, why_nobody_shares
 from slurm_gpushare.report.page.parts import Origin
 from slurm_gpushare.simulate.assess import (
     DRAWS,

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.errors import BadInput
 from slurm_gpushare.slurm.array_tasks import expand_tasks
 from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm
@@ -24,7 +24,6 @@ STATES = {
     "REVOKED": "RV", "RUNNING": "R", "SIGNALING": "SI", "SPECIAL_EXIT": "SE", "STAGE_OUT": "SO", "STOPPED": "ST",
     "SUSPENDED": "S", "TIMEOUT": "TO",
 }  # fmt: skip
-PICTURES = (".png", ".svg", ".pdf")
 _JOB_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
 _WAITING_TASKS = re.compile(r"(\d+)_(\[[^]]*\])")
 
@@ -114,21 +113,6 @@ def check_directory(option: str, path: Path | None) -> None:
         raise BadInput(f"{option} {path}: no directory {path.parent}", "Make it first.")
     if why := why_not_writable(path.parent):
         raise BadInput(f"{option} {path}: cannot be written: {why}", "Name another file.")
-
-
-def check_picture(option: str, path: Path | None) -> None:
-    """Before a long run: can a picture of this name be drawn at its end?"""
-    check_directory(option, path)
-    if path is None:
-        return
-    if path.suffix.lower() not in PICTURES:
-        raise BadInput(f"{option} {path}: no kind of picture", f"Let the name end in {', '.join(PICTURES)}.")
-    from slurm_gpushare.knowledge import plots  # slow to import, and seldom needed
-
-    try:
-        plots.pyplot()
-    except GpushareError as why:
-        raise BadInput(f"{option} {path}: {why.what}", why.hint) from why
 
 
 def check_new_directory(option: str, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_gpushare.cli.checks import check_directory, check_picture
+from slurm_gpushare.cli.checks import check_directory
 from slurm_gpushare.cli.kb_pairs import MODEL, bans, import_pairs, learn, measure, models_of
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import echo_models, right, table
@@ -118,9 +118,8 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
 @click.option("--kb", "kb_file", type=FILE, help="Only this knowledge base, from a file.")
 @click.option("--shipped", is_flag=True, help="Only the shipped knowledge base.")
 @click.option("--gpu-model", help="Of which GPU model; default: all of gpushare.conf.")
-@click.option("--plot", type=FILE, help="Also draw the two matrices there (.png, .svg, .pdf).")
 @JSON
-def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, plot: Path | None, as_json: bool) -> None:
+def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bool) -> None:
     """Print how clusters slow each other (ISD) and what packing them saves (PS).
 
     The site's own figures come first, from what is known of the tokens in the store; the base that they started from
@@ -130,19 +129,11 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, plot: Path 
     from slurm_gpushare.knowledge.kb import KnowledgeBase
     from slurm_gpushare.knowledge.shipped import default_kb
 
-    check_picture("--plot", plot)
     if kb_file or shipped:
         base = KnowledgeBase.load(kb_file) if kb_file else default_kb()
         figures = [of_base(base)]
     else:
         figures = _figures(gpu_model)
-    if plot:
-        from slurm_gpushare.knowledge.plots import matrices
-
-        first = figures[0]
-        if len({figure.gpu_model for figure in figures if not figure.evidence}) > 1:
-            raise BadInput("this site shares GPUs of several models", "Choose one with --gpu-model.")
-        matrices(first.isd(), first.ps(), [str(number) for number in range(first.k)], first.title, plot)
     if as_json:
         documents = [_with_site(own) for own in _by_model(figures)]
         echo_models(documents)

@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Mapping, Set
 from typing import Any
 
 import click
@@ -16,12 +17,10 @@ from slurm_gpushare.errors import EXTRA_OF, Exit, GpushareError, NotInstalled
 
 COMMANDS = {
     "assess": "Say what sharing would do here, from the site's own history.",
-    "demo": "Show jobs sharing GPUs on a throw-away Slurm.",
     "backfill": "Run the backfill helper: place complementary jobs on the same card.",
     "release": "Give pending jobs that we touched their original requests back.",
     "profile": "Run a command in a job and profile its first epoch.",
     "configure": "Print what to add to the site's files, each line with its reason.",
-    "characterize": "Characterise public workloads as the paper does.",
     "kb": "Fit, show, ask and feed the knowledge base.",
     "model": "Fit, show and use the model that clusters profiles.",
     "db": "Look after the store and its records of conduct.",
@@ -32,18 +31,14 @@ COMMANDS = {
     "metrics": "Print figures for Prometheus, in node_exporter's textfile format.",
     "optout": "Take pending jobs of yours out of sharing.",
     "status": "Show every GPU of the shared partitions: who is on it and what it costs.",
-    "scenarios": "Put promises to the test on a real Slurm with emulated GPUs.",
-    "replay": "Run a trace on a real Slurm with emulated GPUs.",
     "report": "Show what was shared, what it cost and what it saved.",
-    "simulate": "Run our policy and its peers on the same jobs.",
-    "testbed": "A real throw-away Slurm with emulated V100s.",
     "token": "Make or show your token for a workload.",
 }
 """Subcommands and their help, so that ``gpushare --help`` imports none of them. Each is a function of that name."""
 _MODULES = {"release": "backfill", "jobs": "status"}
 """Where that is not the module of the same name."""
 
-CLEANS_UP = frozenset({"backfill", "demo", "profile", "replay", "scenarios", "testbed"})
+CLEANS_UP = frozenset({"backfill", "profile"})
 """Commands that have something to undo when Ctrl-C is pressed; the others just end."""
 
 
@@ -52,7 +47,11 @@ class ReaderLeft(Exception):
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a subcommand's module only when that subcommand runs."""
+    """A click group that imports a subcommand's module, of `PACKAGE`, only when that subcommand runs."""
+
+    PACKAGE = "slurm_gpushare.cli"
+    COMMANDS: Mapping[str, str] = COMMANDS
+    MODULES: Mapping[str, str] = _MODULES
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -61,19 +60,19 @@ class LazyGroup(click.Group):
             raise ReaderLeft from gone
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted(self.COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.COMMANDS:
             return None
-        module = importlib.import_module(f"slurm_gpushare.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"{self.PACKAGE}.{self.MODULES.get(cmd_name, cmd_name)}")
         command = getattr(module, cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, self.COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -89,21 +88,21 @@ _NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
 )
 
 
-def _report(message: str) -> None:
+def _report(program: str, message: str) -> None:
     one_line = " ".join(message.split())
-    click.echo(f"gpushare: error: {one_line}", err=True)
+    click.echo(f"{program}: error: {one_line}", err=True)
 
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def _unforeseen(error: Exception) -> str:
+def _unforeseen(program: str, error: Exception) -> str:
     module = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if module in EXTRA_OF:
         return str(NotInstalled(module, EXTRA_OF[module]))
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return f"{error.filename or 'output'}: cannot be written: {error.strerror}. Make room, or write elsewhere."
-    return f"{type(error).__name__}: {error}. This is a bug: run again with 'gpushare --debug ...' and report it."
+    return f"{type(error).__name__}: {error}. This is a bug: run again with '{program} --debug ...' and report it."
 
 
 def _forget_output() -> None:
@@ -115,17 +114,21 @@ def _forget_output() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit; every failure becomes one line and an exit code here."""
-    argv = sys.argv[1:] if argv is None else argv
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and CLEANS_UP & set(argv):
+    """``gpushare``: run the command line and exit."""
+    run(gpushare, "gpushare", CLEANS_UP, sys.argv[1:] if argv is None else argv)
+
+
+def run(group: click.Group, program: str, cleans_up: Set[str], argv: list[str]) -> None:
+    """Run a command line and exit; every failure becomes one line and an exit code here."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and cleans_up & set(argv):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     code: Any
     try:
-        code = gpushare.main(args=argv, prog_name="gpushare", standalone_mode=False)
+        code = group.main(args=argv, prog_name=program, standalone_mode=False)
     except GpushareError as error:
         if "--debug" in argv:
             raise
-        _report(str(error))
+        _report(program, str(error))
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130
@@ -134,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
         code = Exit.USAGE
     except click.ClickException as error:
         hint = f" Try '{error.ctx.command_path} --help'." if isinstance(error, click.UsageError) and error.ctx else ""
-        _report(error.format_message().rstrip(".") + "." + hint)
+        _report(program, error.format_message().rstrip(".") + "." + hint)
         code = Exit.USAGE if isinstance(error, click.UsageError) else Exit.FAILURE
     except ReaderLeft:
         _forget_output()
@@ -142,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         if "--debug" in argv:
             raise
-        _report(_unforeseen(error))
+        _report(program, _unforeseen(program, error))
         _forget_output()
         code = Exit.FAILURE
     sys.exit(code if isinstance(code, int) else Exit.OK)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_gpushare.cli.access import settings
-from slurm_gpushare.cli.checks import check_picture
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import Column, echo_models, right, table
 from slurm_gpushare.config import DEFAULTS
@@ -62,18 +61,15 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
 
 @model.command("show")
 @click.option("--model", "model_file", type=FILE, help="A model.json; the one in force unless given.")
-@click.option("--plot", type=FILE, help="Also draw the store's profiles and the centroids there (.png, .svg, .pdf).")
 @JSON
 @_GPU
-def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: str | None) -> None:
+def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
     """Show the model in force: version, centroids, and how k was chosen."""
-    import numpy as np
 
     from slurm_gpushare.cli.access import readable_store, settings_or_defaults
-    from slurm_gpushare.coschedule.pairs.cluster_tags import InForce, feature_values, in_force
+    from slurm_gpushare.coschedule.pairs.cluster_tags import InForce, in_force
     from slurm_gpushare.knowledge.shipped import default_model
 
-    check_picture("--plot", plot)
     config = DEFAULTS if model_file else settings_or_defaults()
     store = None if model_file else readable_store(config)
     wanted = _wanted(gpu_model, config, store)
@@ -81,15 +77,6 @@ def show(model_file: Path | None, plot: Path | None, as_json: bool, gpu_model: s
         models = [InForce(_read(model_file))]
     else:
         models = [in_force(store, name) if store else InForce(default_model(), 0, name) for name in wanted]
-    if plot:
-        from slurm_gpushare.knowledge.plots import clusters
-
-        if len(models) > 1:
-            raise BadInput("this site shares GPUs of several models", "Choose one with --gpu-model.")
-        (current,) = models
-        points = feature_values(current.model.features, list(store.profiles.all(wanted[0])) if store else [])
-        points = points[~np.isnan(points).any(axis=1)]
-        clusters(current.model, points, current.model.assign(points), plot)
     if as_json:
         documents = [
             {"version": found.version, "gpu_model": found.gpu_model, **found.model.to_json()} for found in models

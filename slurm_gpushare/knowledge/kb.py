@@ -15,14 +15,7 @@ from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.cells import Cell
 from slurm_gpushare.knowledge.clusters import ClusterModel
 from slurm_gpushare.knowledge.csv_files import PairTable, ProfileTable, write_text
-from slurm_gpushare.knowledge.interference import (
-    COEFFICIENTS,
-    Coefficients,
-    Interference,
-    Observed,
-    Spread,
-    Telemetry,
-)
+from slurm_gpushare.knowledge.interference import COEFFICIENTS, Coefficients, Interference, Observed, Spread, Telemetry
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
 

@@ -18,7 +18,7 @@ def default_kb() -> KnowledgeBase:
 
 @cache
 def default_model() -> ClusterModel:
-    """From the paper's workloads: ``gpushare characterize paper_workloads.csv``."""
+    """From the paper's workloads: ``gpushare-lab characterize paper_workloads.csv``."""
     return ClusterModel.from_json(json.loads(_text("paper_model.json")))
 
 

@@ -7,6 +7,9 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
+from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.testbed.configuration import CPUS_PER_NODE
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import SLEEP, TOKENS, Site
 from hook_testbed import USER, home_of
 from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, tick
@@ -16,9 +19,6 @@ from slurm_gpushare.coschedule.changer import MANY
 from slurm_gpushare.coschedule.pairs import keeping
 from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ENOUGH
 from slurm_gpushare.store.incoming import Spool
-from slurm_gpushare.testbed.experiment.submitting import submit
-from slurm_gpushare.testbed.slurm.configuration import CPUS_PER_NODE
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 Verdict = Callable[[str, str, str], None]
 GAMES = pwd.getpwnam(USER).pw_uid

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.testbed.testbed import Testbed
 
 
 def owner_and_mode(path: Path) -> tuple[str, str]:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
 from hook_testbed import USER, home_of, sbatch
 from telemetry_bed import configure, node_dir, samplers, spooled, start, until, workload
@@ -25,8 +27,6 @@ from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.incoming import ENTRIES_A_LOOK, FILES_A_USER, KEPT_REJECTED
 from slurm_gpushare.telemetry.record import RecordKind
-from slurm_gpushare.testbed.experiment.submitting import show, wait_for
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 Verdict = Callable[[str, str, str], None]
 GAMES = pwd.getpwnam(USER).pw_uid
@@ -274,7 +274,7 @@ def test_nothing_of_a_nodes_state_is_a_users_to_write(testbed: Testbed, verdict:
 def test_a_directory_made_beforehand_is_refused(testbed: Testbed, verdict: Verdict) -> None:
     trap = testbed.layout.home / "trap"
     as_user(testbed, f"mkdir {trap}")
-    argv = [sys.executable, "-m", "slurm_gpushare", "testbed", "up", "--dir", str(trap)]
+    argv = [sys.executable, "-m", "gpushare_lab", "testbed", "up", "--dir", str(trap)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     seen = "refused" if done.returncode == 2 and "somebody else" in done.stderr else f"{done.returncode}: {done.stderr}"
     verdict("'testbed up' in a directory that a user made", "refused, empty",

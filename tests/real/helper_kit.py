@@ -14,6 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
+
 from slurm_gpushare.config import Config, load_config
 from slurm_gpushare.coschedule.acting.changes import place
 from slurm_gpushare.coschedule.daemon import Daemon
@@ -25,9 +29,6 @@ from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
-from slurm_gpushare.testbed.experiment.submitting import submit
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 TOKENS = [f"gs-{letter * 20}" for letter in "abcdefghijklmnopqrstuvwxyz"]
 SLEEP = "exec sleep 600"

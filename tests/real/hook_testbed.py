@@ -12,12 +12,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpushare_lab.experiment.submitting import show
+from gpushare_lab.testbed.configuration import version, with_keys
+from gpushare_lab.testbed.daemons import wait_until
+from gpushare_lab.testbed.testbed import Testbed
+
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.tag import Tag, parse_tag
-from slurm_gpushare.testbed.experiment.submitting import show
-from slurm_gpushare.testbed.slurm.configuration import version, with_keys
-from slurm_gpushare.testbed.slurm.daemons import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 USER = "games"
 KNOWN = "gs-" + "k" * 20

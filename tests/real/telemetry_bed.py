@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.testbed.configuration import with_keys
+from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.telemetry.record import Record, RecordKind
 from slurm_gpushare.telemetry.record_json import parse_record
-from slurm_gpushare.testbed.experiment.submitting import submit
-from slurm_gpushare.testbed.slurm.configuration import with_keys
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 CLOSE = 3.0  # points
 SHARD = "--gres=shard:v100_{gpu}:1"
@@ -34,7 +34,7 @@ def until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
 
 def workload(util: float = 50, access: float = 20, mem_mib: int = 2048, work_s: float = 5, epochs: int = 1) -> str:
     return (
-        f"python -m slurm_gpushare.testbed.job.workload --gpu-util {util} --mem-access {access} --mem-mib {mem_mib} "
+        f"python -m gpushare_lab.job.workload --gpu-util {util} --mem-access {access} --mem-mib {mem_mib} "
         f"--work-s {work_s} --epochs {epochs}"
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from gpushare_lab.chaos.faults import FAULTS
+from gpushare_lab.chaos.run import Chaos
+from gpushare_lab.chaos.stream import KINDS
+from gpushare_lab.testbed.testbed import Testbed
+
 from slurm_gpushare.slurm.release import parse_release
-from slurm_gpushare.testbed.chaos.faults import FAULTS
-from slurm_gpushare.testbed.chaos.run import Chaos
-from slurm_gpushare.testbed.chaos.stream import KINDS
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 ONE_OF_EACH = (
     "kill -9 of the helper 5 times",

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from gpushare_lab.testbed.configuration import with_keys
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.config import Config, load_config
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.testbed.slurm.configuration import with_keys
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 Findings = dict[str, dict[str, str]]
 

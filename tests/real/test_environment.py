@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 
 COUNT_GPUS = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
 
@@ -64,7 +64,7 @@ def test_the_demonstration_shows_who_shares_and_cleans_up(short_tmp: Path, slurm
     directory = short_tmp / "demo"
     suite = [f"--slurm={slurm_suite}"] if slurm_suite else []
     small = ["--policies=exclusive,fcfs", "--jobs=6", "--gpus=2", "--seconds=4", f"--out={short_tmp / 'out'}"]
-    argv = [sys.executable, "-m", "slurm_gpushare", "demo", "--dir", str(directory), *small, *suite]
+    argv = [sys.executable, "-m", "gpushare_lab", "demo", "--dir", str(directory), *small, *suite]
     shown = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=True).stdout
     table = [line.split() for line in shown.splitlines() if line.startswith(("POLICY", "exclusive ", "fcfs "))]
     shared = {row[0]: row[table[0].index("SHARED")] for row in table}

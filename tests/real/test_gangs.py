@@ -7,6 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpushare_lab.emulator.card import EmulatedCard, now_us
+from gpushare_lab.emulator.node import card_path
+from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.job.light_job import build_light_job
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.reset import idle_nodes
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import SLEEP, TOKENS, Site
 from pair_kit import after_ticks, alone_is_known, kinds, tick
 from telemetry_bed import configure, workload
@@ -19,14 +27,6 @@ from slurm_gpushare.slurm.release import parse_release
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
-from slurm_gpushare.testbed.emulator.card import EmulatedCard, now_us
-from slurm_gpushare.testbed.emulator.node import card_path
-from slurm_gpushare.testbed.experiment.submitting import show, wait_for
-from slurm_gpushare.testbed.job.light_job import build_light_job
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.reset import idle_nodes
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 FOUR = "--gres=gpu:4"
 HALF_OF_EACH = "shard:4(1/2,1/2,1/2,1/2)"

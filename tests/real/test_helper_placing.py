@@ -7,14 +7,14 @@ import sys
 import time
 
 import pytest
+from gpushare_lab.experiment.submitting import show
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site, original
 
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
 from slurm_gpushare.coschedule.view.taking_part import token_of
 from slurm_gpushare.slurm.tag import Tag
-from slurm_gpushare.testbed.experiment.submitting import show
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

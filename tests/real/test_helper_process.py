@@ -8,11 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import SLEEP, TOKENS, Site
-
-from slurm_gpushare.testbed.experiment.submitting import submit
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import sys
 import time
 
 import pytest
+from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from hook_testbed import KNOWN, USER, home_of, is_old, refused, sbatch, write_hook_file
 
 from slurm_gpushare.coschedule.acting.changes import GUEST_NICE
-from slurm_gpushare.testbed.experiment.submitting import show, wait_for
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 OPTOUT = [sys.executable, "-m", "slurm_gpushare", "optout"]
 

@@ -6,6 +6,9 @@ import random
 import shutil
 
 import pytest
+from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import (
     KNOWN,
     OTHERS,
@@ -21,9 +24,6 @@ from hook_testbed import (
 )
 
 from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.testbed.experiment.submitting import show, wait_for
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.testbed.configuration import version
+from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import KNOWN, home_of, place, sbatch, write_hook_file
 
-from slurm_gpushare.testbed.experiment.submitting import show, wait_for
-from slurm_gpushare.testbed.slurm.configuration import version
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 from slurm_gpushare.tokens import TokenFile
 
 STEPS = (

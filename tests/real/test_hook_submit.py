@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import (
     KNOWN,
     OTHERS,
@@ -22,8 +24,6 @@ from hook_testbed import (
 
 from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.tag import parse_tag
-from slurm_gpushare.testbed.experiment.submitting import show, wait_for
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 REQUEST = ("TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask", "CpusPerTres", "MemPerTres", "TresBind")
 

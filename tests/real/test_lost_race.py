@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import SLEEP, Site
 
 from slurm_gpushare.coschedule.acting.apply import Outcome, apply
@@ -13,9 +16,6 @@ from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.tag import parse_tag
-from slurm_gpushare.testbed.experiment.submitting import submit
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from telemetry_bed import final_records, output, start, workload
-from test_wheel import build_wheel
-
 from slurm_gpushare.testbed.experiment.submitting import wait_for
 from slurm_gpushare.testbed.slurm.testbed import Testbed
+from telemetry_bed import final_records, output, start, workload
+from test_wheel import build_wheel
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 TOKEN = "gs-abcdefghijklmnop2345"
@@ -69,7 +68,7 @@ def test_job_jobs_and_status_answer_from_slurm_alone(testbed: Testbed, node_pyth
 
 
 def test_what_needs_more_says_which_extra(testbed: Testbed, node_python: Path) -> None:
-    command = ["env", "-u", "PYTHONPATH", str(node_python), "-m", "slurm_gpushare", "simulate"]
+    command = ["env", "-u", "PYTHONPATH", str(node_python), "-m", "slurm_gpushare", "assess"]
     done = testbed.run(command, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1

@@ -10,15 +10,15 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from telemetry_bed import workload
 
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.published import OWNERS, PUBLIC
-from slurm_gpushare.testbed.experiment.submitting import submit
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 ANN, BOB = "games", "man"
 

@@ -7,16 +7,16 @@ import sys
 import time
 
 import pytest
+from gpushare_lab.experiment.submitting import show
+from gpushare_lab.testbed.configuration import CPUS_PER_NODE
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from pair_kit import after_ticks, hungry_site, kinds, share, tick
 
 from slurm_gpushare.coschedule.acting.pauses import CPUS_TAKEN
 from slurm_gpushare.coschedule.pairs import keeping
 from slurm_gpushare.slurm.interface import connect
-from slurm_gpushare.testbed.experiment.submitting import show
-from slurm_gpushare.testbed.slurm.configuration import CPUS_PER_NODE
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 STRICT = {"resident_budget_pct": 1.0, "pause_most_pct": 100.0}
 """Any slow-down breaks this promise."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pwd
 
 import pytest
+from gpushare_lab.experiment.submitting import wait_for
+from gpushare_lab.testbed.testbed import Testbed
 from telemetry_bed import (
     CLOSE,
     assert_features,
@@ -22,8 +24,6 @@ from telemetry_bed import (
 
 from slurm_gpushare.store import Store
 from slurm_gpushare.telemetry.record import Closed, RecordKind, Scope
-from slurm_gpushare.testbed.experiment.submitting import wait_for
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.pyslurm_backend import why_not
-from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 def test_both_backends_say_the_same_of_one_queue(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import write_hook_file
-
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site, pin
 from store_helpers import overwrite_table
 from telemetry_bed import endless
@@ -20,8 +22,6 @@ from slurm_gpushare.coschedule.view.occupancy import GpuAddress
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``gpushare replay`` for real: a few jobs of a trace on a throw-away Slurm, and one that is interrupted."""
+"""``gpushare-lab replay`` for real: a few jobs of a trace on a throw-away Slurm, and one that is interrupted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed.processes import marked_pids, wait_until
+from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.slurm.release import parse_release
-from slurm_gpushare.testbed.slurm.processes import marked_pids, wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 TRACE = "submit_s,duration_s,num_gpus\n" + "".join(f"{2 * at},{40 + 13 * (at % 5)},1\n" for at in range(12))
 PAIRS = "profile_a,profile_b,gpu_model,rate_a,rate_b\na,a,V100,0.95,0.95\na,b,V100,0.9,0.95\nb,b,V100,0.9,0.9\n"
@@ -29,7 +29,7 @@ def command(tmp_path: Path, short_tmp: Path, slurm_suite: str | None) -> list[st
     files = ["--trace", str(tmp_path / "trace.csv"), "--pairs", str(tmp_path / "pairs.csv")]
     where = ["--dir", str(short_tmp / "replay"), "--json", str(tmp_path / "out.json")]
     suite = ["--slurm", slurm_suite] if slurm_suite else []
-    return [sys.executable, "-m", "slurm_gpushare", "replay", *files, *where, *suite, "--gpus", "2", "--load", "2"]
+    return [sys.executable, "-m", "gpushare_lab", "replay", *files, *where, *suite, "--gpus", "2", "--load", "2"]
 
 
 def test_a_trace_runs_under_one_policy_after_the_other(command: list[str], tmp_path: Path, short_tmp: Path) -> None:

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
-
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 def gpushare(testbed: Testbed, *arguments: str, user: str | None = None, code: int = 0) -> str:

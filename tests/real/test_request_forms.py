@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed.configuration import PARTITION, UNMANAGED_PARTITION, version
+from gpushare_lab.testbed.layout import GPU_MODEL, Shape
+from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import USER, home_of, write_hook_file
 
 from slurm_gpushare.errors import GpushareError
 from slurm_gpushare.site.end_to_end import try_forms
 from slurm_gpushare.site.request_forms import Form, GpusSeen, forms
 from slurm_gpushare.slurm.trial_jobs import Answer, TrialJobs
-from slurm_gpushare.testbed.slurm.configuration import PARTITION, UNMANAGED_PARTITION, version
-from slurm_gpushare.testbed.slurm.layout import GPU_MODEL, Shape
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 def brief(testbed: Testbed) -> list[Form]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
-from slurm_gpushare.testbed.experiment.submitting import show, submit, wait_for
-from slurm_gpushare.testbed.slurm.processes import start_ticks, wait_until
-from slurm_gpushare.testbed.slurm.reset import reset
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.experiment.submitting import show, submit, wait_for
+from gpushare_lab.testbed.processes import start_ticks, wait_until
+from gpushare_lab.testbed.reset import reset
+from gpushare_lab.testbed.testbed import Testbed
 
 SHARED = ("--gres=shard:v100_0:1", "--nodelist=gpu0")
 

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed.processes import marked_pids, wait_until
+from gpushare_lab.testbed.reset import idle_nodes
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from pair_kit import after_ticks, hungry_site, kinds, share
 
 from slurm_gpushare.coschedule.daemon import Daemon
 from slurm_gpushare.coschedule.tick import TickReport
 from slurm_gpushare.slurm.release import parse_release
-from slurm_gpushare.testbed.slurm.processes import marked_pids, wait_until
-from slurm_gpushare.testbed.slurm.reset import idle_nodes
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

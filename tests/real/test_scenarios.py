@@ -1,14 +1,13 @@
-"""The short form of ``gpushare scenarios``: promises on a real Slurm, when one lies and when a limit is near."""
+"""The short form of ``gpushare-lab scenarios``: promises on a real Slurm, when one lies and when a limit is near."""
 
 from __future__ import annotations
 
 import pytest
-
-from slurm_gpushare.testbed.experiment.scenario_run import ScenarioRun
-from slurm_gpushare.testbed.experiment.scenarios import SCENARIOS, SHORT
-from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
-from slurm_gpushare.testbed.slurm.configuration import version
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.experiment.scenario_run import ScenarioRun
+from gpushare_lab.experiment.scenarios import SCENARIOS, SHORT
+from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed.configuration import version
+from gpushare_lab.testbed.testbed import Testbed
 
 
 @pytest.mark.alone

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError
 from slurm_gpushare.slurm.scontrol_session import ScontrolSession
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 class Watched(ScontrolSession):

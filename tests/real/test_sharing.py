@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_gpushare.testbed.experiment.submitting import show, submit, wait_for
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.experiment.submitting import show, submit, wait_for
+from gpushare_lab.testbed.testbed import Testbed
 
 TELL = 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"; until [ -e go ]; do sleep 0.05; done'
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
 from telemetry_bed import configure, endless, node_dir, workload
 
@@ -14,8 +16,6 @@ from slurm_gpushare.coschedule.pairs.measuring import Tally
 from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
 from slurm_gpushare.slurm.gres import type_index
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 LONG = endless(95, 80, 1024)
 SHORT = workload(95, 80, 1024, work_s=4, epochs=1)

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from gpushare_lab.experiment.submitting import wait_for
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.testbed import Testbed
 from telemetry_bed import (
     CLOSE,
     assert_features,
@@ -21,9 +24,6 @@ from telemetry_bed import (
 )
 
 from slurm_gpushare.telemetry.record import Closed, Record, RecordKind
-from slurm_gpushare.testbed.experiment.submitting import wait_for
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 

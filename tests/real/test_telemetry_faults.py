@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpushare_lab.emulator.node import set_fault
+from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed.rootfs import host_suite
+from gpushare_lab.testbed.testbed import Testbed
 from telemetry_bed import (
     CLOSE,
     assert_features,
@@ -26,10 +30,6 @@ from telemetry_bed import (
 )
 
 from slurm_gpushare.telemetry.record import RecordKind
-from slurm_gpushare.testbed.emulator.node import set_fault
-from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
-from slurm_gpushare.testbed.slurm.rootfs import host_suite
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed import configuration
+from gpushare_lab.testbed.layout import Layout, Shape
+from gpushare_lab.testbed.processes import marked_pids, start_ticks, wait_until
+from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.testbed.experiment.submitting import submit, wait_for
-from slurm_gpushare.testbed.slurm import configuration
-from slurm_gpushare.testbed.slurm.layout import Layout, Shape
-from slurm_gpushare.testbed.slurm.processes import marked_pids, start_ticks, wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
-GPUSHARE = [sys.executable, "-m", "slurm_gpushare"]
+GPUSHARE = [sys.executable, "-m", "gpushare_lab"]
 
 
 class Spare(Testbed):
@@ -186,7 +186,7 @@ def test_only_root_can_start_one(spare: Spare) -> None:
     argv = ["setpriv", "--reuid=nobody", "--clear-groups", *GPUSHARE, "testbed", "up", "--dir", str(spare.dir)]
     failed = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert failed.returncode == 1
-    assert failed.stderr.startswith("gpushare: error: testbed: only root")
+    assert failed.stderr.startswith("gpushare-lab: error: testbed: only root")
     assert not spare.dir.exists()
 
 

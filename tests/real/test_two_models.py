@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpushare_lab.experiment.submitting import wait_for
+from gpushare_lab.testbed.configuration import with_keys
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
 from telemetry_bed import workload
 
@@ -16,11 +21,6 @@ from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.release import parse_release
 from slurm_gpushare.slurm.tag import Tag
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
-from slurm_gpushare.testbed.experiment.submitting import wait_for
-from slurm_gpushare.testbed.slurm.configuration import with_keys
-from slurm_gpushare.testbed.slurm.layout import Shape
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 A_NODE = "gpu1"
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from gpushare_lab.experiment.submitting import show
+from gpushare_lab.testbed.processes import wait_until
+from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site, original
 from pair_kit import after_ticks, hungry_site, kinds, share, tick
-
-from slurm_gpushare.testbed.experiment.submitting import show
-from slurm_gpushare.testbed.slurm.processes import wait_until
-from slurm_gpushare.testbed.slurm.testbed import Testbed
 
 
 @pytest.fixture

@@ -68,6 +68,6 @@ def test_the_command_of_the_wheel_runs(site: Path) -> None:
 
 
 def test_the_emulated_gpu_is_built_from_the_wheel(site: Path, tmp_path: Path) -> None:
-    build = "from pathlib import Path; from slurm_gpushare.testbed.emulator import build_library; "
+    build = "from pathlib import Path; from gpushare_lab.emulator import build_library; "
     run(site, "-c", f"{build} build_library(Path('{tmp_path}'))")
     assert (tmp_path / "libnvidia-ml.so.1").exists()

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed import database
+from gpushare_lab.testbed.layout import Layout
 from sqlalchemy import create_engine
-
-from slurm_gpushare.testbed.slurm import database
-from slurm_gpushare.testbed.slurm.layout import Layout
 
 # The store's unit tests are run again here, on the real thing.
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpushare_lab.testbed import database
+from gpushare_lab.testbed.layout import Layout
 from sqlalchemy import create_engine
 
 from slurm_gpushare.errors import BadInput
@@ -17,8 +19,6 @@ from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.errors import StoreError
 from slurm_gpushare.store.maintenance import backup
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
-from slurm_gpushare.testbed.slurm import database
-from slurm_gpushare.testbed.slurm.layout import Layout
 
 UNIT = Path(__file__).parents[1] / "unit"
 MODULES = ("combine", "hookfile", "ingest", "killed", "memory", "privacy", "prune", "schema")

@@ -10,16 +10,7 @@ import numpy as np
 
 from slurm_gpushare.coschedule.planning.plan import plan
 from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.coschedule.view.snapshot import (
-    Gpu,
-    How,
-    NodeRoom,
-    Occupant,
-    PendingJob,
-    Placement,
-    Plan,
-    Snapshot,
-)
+from slurm_gpushare.coschedule.view.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot
 from slurm_gpushare.knowledge.rates import RateTable
 
 NOW = 1_000_000.0

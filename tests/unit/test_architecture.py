@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,13 @@ LAYERS = (
     {"config", "csv_rows", "tokens"},
     {"last_good"},
     {"telemetry", "store", "knowledge", "slurm"},
-    {"report", "coschedule", "simulate", "site", "testbed"},
+    {"report", "coschedule", "simulate", "site"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MAY_ALSO_IMPORT = {
     ("store", "telemetry"),  # records come in as telemetry's dataclasses
     ("simulate", "coschedule"),  # the simulator runs the helper's plan function
-    ("testbed", "simulate"),  # a replay stands beside the simulation of the same jobs
-    ("testbed", "coschedule"),  # and that beside the helper's settings
     ("report", "coschedule"),  # a report explains the helper's decisions
 }
 
@@ -42,7 +41,6 @@ ROOMS = {
         ("answering", "publishing"),
         ("daemon",),
     ),
-    "testbed": (("emulator",), ("slurm", "job"), ("experiment",), ("chaos",)),
     "report": (
         ("charts", "cpu_advice", "distribution", "known_history", "roles", "slow_down", "task_decisions", "words"),
         ("job_lines",),
@@ -109,6 +107,12 @@ def test_rooms_use_only_rooms_below_them(package: str) -> None:
 def test_every_part_of_coschedule_has_its_place() -> None:
     parts = {path.stem for path in (PACKAGE / "coschedule").iterdir() if not path.name.startswith("_")}
     assert parts == {name for names in ROOMS["coschedule"] for name in names}
+
+
+def test_the_product_never_imports_the_lab() -> None:
+    """What a site installs works where the lab is not."""
+    using = [path for path in sorted(PACKAGE.rglob("*.py")) if re.search(r"\bgpushare_lab\b", path.read_text())]
+    assert using == []
 
 
 def test_every_class_has_a_name_of_its_own() -> None:

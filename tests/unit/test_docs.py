@@ -9,19 +9,26 @@ from pathlib import Path
 
 import click
 import pytest
+from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare.cli.main import gpushare
 from slurm_gpushare.config import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-COMMAND = re.compile(r"(?:^|[`$(|]|\s-- )gpushare ((?:[a-z-]+)(?: [a-z]+)?)((?: [^`|;)\n]*)?)", re.MULTILINE)
+COMMAND = re.compile(
+    r"(?:^|[`$(|]|\s-- )(gpushare|gpushare-lab) ((?:[a-z-]+)(?: [a-z]+)?)((?: [^`|;)\n]*)?)", re.MULTILINE
+)
 
 
-def find(words: str) -> click.Command | None:
+PROGRAMS = {"gpushare": gpushare, "gpushare-lab": gpushare_lab}
+
+
+def find(program: str, words: str) -> click.Command | None:
     """The command that `words` (``db check``) starts with."""
     first, _, second = words.partition(" ")
-    command = gpushare.get_command(click.Context(gpushare), first)
+    group = PROGRAMS[program]
+    command = group.get_command(click.Context(group), first)
     if isinstance(command, click.Group) and second in command.commands:
         return command.commands[second]
     return command  # a word that is no subcommand is an argument: gpushare token NAME
@@ -36,13 +43,13 @@ def code(text: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_documented_command_and_option_exists(page: Path) -> None:
-    for words, rest in COMMAND.findall(code(page.read_text())):
-        command = find(words)
-        assert command is not None, f"gpushare {words}"
+    for program, words, rest in COMMAND.findall(code(page.read_text())):
+        command = find(program, words)
+        assert command is not None, f"{program} {words}"
         own = rest.split(" -- ")[0]
         known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
         for option in re.findall(r"(?<!\S)(--[a-z][a-z-]+)", own):
-            assert option in known, f"gpushare {words} has no {option}"
+            assert option in known, f"{program} {words} has no {option}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -61,7 +68,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
-ROOTS = (ROOT, ROOT / "slurm_gpushare", ROOT / "slurm_gpushare" / "coschedule", ROOT / "tests")
+ROOTS = (
+    ROOT,
+    ROOT / "lab" / "gpushare_lab",
+    ROOT / "slurm_gpushare",
+    ROOT / "slurm_gpushare" / "coschedule",
+    ROOT / "tests",
+)
 MADE_LATER = {"out/chaos.json", "sql/NNNN_name.sql"}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 
 import pytest
+from gpushare_lab.experiment.scenarios import SITE
 from test_architecture import PACKAGE
 
 from slurm_gpushare.config import DEFAULTS, KEYS
 from slurm_gpushare.coschedule.policy_settings import PolicySettings
 from slurm_gpushare.promises import SitePromises
-from slurm_gpushare.testbed.experiment.scenarios import SITE
 
 
 @pytest.mark.parametrize(

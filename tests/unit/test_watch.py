@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpushare_lab.emulator.card import Demand
+from gpushare_lab.job.contention import rate
 from slurm_things import NOW, TOKEN_A, TOKEN_B, node, running
 
 from slurm_gpushare.config import parse_config
@@ -28,8 +30,6 @@ from slurm_gpushare.store import Store
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.workloads import Profile
 from slurm_gpushare.telemetry.record import Closed, Features, Neighbour, Period, Record, RecordKind, Scope, Stat, new_id
-from slurm_gpushare.testbed.emulator.card import Demand
-from slurm_gpushare.testbed.job.contention import rate
 
 
 def stat(n: int, mean: float) -> Stat:

@@ -1,0 +1,1 @@
+"""``gpushare-lab``: one file a command."""

@@ -1,0 +1,1 @@
+"""The paper: its characterisation of public workloads, and its experiment."""

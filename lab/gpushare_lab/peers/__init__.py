@@ -1,0 +1,1 @@
+"""Other people's policies in the simulator."""
