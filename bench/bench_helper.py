@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.large_site import Size, play, token
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.pairs.learner import Learner
-from slurm_gpushare.coschedule.tick import Helper
+from slurm_gpushare.helper.learner import Learner
+from slurm_gpushare.helper.tick import Helper
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm import nodes, queue
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.store import Store

@@ -23,7 +23,7 @@ from gpushare_lab.testbed.configuration import with_keys
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.files import resource_dir
 
 USER = "games"
 TOKEN = "gs-" + "k" * 20

@@ -19,12 +19,11 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
 from slurm_gpushare.knowledge.cells import packing_saving_pct
-from slurm_gpushare.knowledge.csv_files import PairTable, ProfileTable, read_pairs, read_profiles
 from slurm_gpushare.knowledge.fitting import fit
 from slurm_gpushare.knowledge.interference import Telemetry
-from slurm_gpushare.knowledge.kb import KnowledgeBase, feature, telemetry
+from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, default_model, feature, telemetry
 from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
-from slurm_gpushare.knowledge.shipped import default_kb, default_model
+from slurm_gpushare.knowledge.tables import PairTable, ProfileTable, read_pairs, read_profiles
 
 Floats = NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from slurm_gpushare.coschedule.planning.plan import plan
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.coschedule.view.snapshot import Gpu, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, Occupant, PendingJob, Snapshot
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
+from slurm_gpushare.protocol.policy import PolicySettings
 
 SIZES = ((1_000, 250), (10_000, 2_500), (50_000, 12_500))
 GPUS_A_NODE = 4

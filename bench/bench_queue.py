@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.bench_simulate import GPUS, JOBS, LOADS, Figures, data_dir, simulate
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.simulate.ours import Options
-from slurm_gpushare.simulate.traces import read_any_trace
-from slurm_gpushare.simulate.workload import MeasuredPairs, Trace, read_rates
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.whatif.jobs import MeasuredPairs, Trace, read_rates
+from slurm_gpushare.whatif.our_policy import Options
+from slurm_gpushare.whatif.traces import read_any_trace
 
 SAVING = Options(settings=PolicySettings(extend_time_limit=True, objective="saving"))
 PEERS = ("sjf-bsbf", "lucid-tertile", "gpushare")

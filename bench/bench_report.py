@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm_gpushare.store.sharing import Span
+from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.store.store import Store
 
 JOBS = 100_000

@@ -15,6 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from slurm_gpushare.protocol.attributes import ACTIVITY, ATTRIBUTES
+from slurm_gpushare.protocol.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.tokens import OwnedToken, new_token
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import opener
 from slurm_gpushare.store.database import Database
@@ -22,10 +26,6 @@ from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.ingest import Ingest
 from slurm_gpushare.store.maintenance import damage
 from slurm_gpushare.store.workloads import Assignment
-from slurm_gpushare.telemetry.attributes import ACTIVITY, ATTRIBUTES
-from slurm_gpushare.telemetry.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
-from slurm_gpushare.telemetry.record_json import encode_record
-from slurm_gpushare.tokens import OwnedToken, new_token
 
 RECORDS, TOKENS, TIMES_OVER = 10_000, 3_000, 20
 SMALL, LARGE = 1_000, 1_000_000

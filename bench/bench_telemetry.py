@@ -17,7 +17,7 @@ import psutil
 from gpushare_lab.emulator.library import build_library
 from gpushare_lab.emulator.node import create_node
 
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.files import resource_dir
 
 SECONDS = float(os.environ.get("GPUSHARE_BENCH_SECONDS", "60"))
 CPU_LIMIT_PCT, MEMORY_LIMIT_MIB, SCRIPT_LIMIT_S = 1.0, 60.0, 0.3

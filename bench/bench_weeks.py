@@ -19,9 +19,9 @@ from unittest.mock import patch
 
 from bench.bench_helper import DAY_S, GPUS, PlayedSlurm
 from bench.large_site import token
-from slurm_gpushare.config import Config, load_config
-from slurm_gpushare.coschedule.daemon import Daemon, collect_seldom
-from slurm_gpushare.coschedule.tick import Helper
+from slurm_gpushare.helper.daemon import Daemon, collect_seldom
+from slurm_gpushare.helper.tick import Helper
+from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles

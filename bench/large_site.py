@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.coschedule.daemon import Daemon, collect_seldom
+from slurm_gpushare.helper.daemon import Daemon, collect_seldom
+from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.slurm import nodes, queue, runner
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.store import Store

@@ -80,7 +80,7 @@ local function path_of(text)
   return text:sub(1, 1) == "/" and text or nil
 end
 
--- Key (lower case) -> {attribute, parser, default as text}. The defaults are those of slurm_gpushare/config.py.
+-- Key (lower case) -> {attribute, parser, default as text}. The defaults are those of slurm_gpushare/protocol/settings.py.
 M.KEYS = {
   partitions = { "partitions", names, "" },
   shardspergpu = { "shards_per_gpu", number(2, 64), "2" },
@@ -145,7 +145,7 @@ function M.path()
   return "/etc/slurm/gpushare.conf"
 end
 
--- Where the helper keeps the last gpushare.conf that it could read (slurm_gpushare/last_good.py).
+-- Where the helper keeps the last gpushare.conf that it could read (slurm_gpushare/protocol/settings_in_force.py).
 local function last_good(path)
   local copy = os.getenv("GPUSHARE_LAST_GOOD")
   local file = io.open(copy and copy ~= "" and copy or "/var/lib/gpushare/gpushare.conf.good", "r")

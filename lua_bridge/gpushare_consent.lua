@@ -1,4 +1,4 @@
--- The user's consent in a job's comment. docs/hook.md has the grammar; slurm_gpushare/slurm/consent.py reads the same
+-- The user's consent in a job's comment. docs/hook.md has the grammar; slurm_gpushare/protocol/comment.py reads the same
 -- one. The hook and the filter in the user's commands both use this file, and a test feeds all three with the same
 -- comments.
 
@@ -14,7 +14,7 @@ M.NO_TOKEN = "that is not a workload token. Make one with: gpushare token NAME"
 M.TWO = "its comment says gpushare twice"
 M.BAD_OPTION = "only the options max=PERCENT, requeue=yes|no and cpus=auto may follow the token, each once"
 
--- At least 80 bits of base 32, as in slurm_gpushare/tokens.py. Nothing else ever meets SQL.
+-- At least 80 bits of base 32, as in slurm_gpushare/protocol/tokens.py. Nothing else ever meets SQL.
 function M.is_token(text)
   local random = type(text) == "string" and text:match("^gs%-([a-z2-7]+)$")
   return random ~= nil and random ~= false and #random >= M.TOKEN_MIN and #random <= M.TOKEN_MAX
@@ -26,7 +26,7 @@ function M.mentions(comment)
 end
 
 -- Whether a word after the token is an option of ours; other words of the comment are somebody else's.
--- slurm_gpushare/tokens.py takes no such word in a name.
+-- slurm_gpushare/protocol/tokens.py takes no such word in a name.
 function M.is_option(word)
   local lowered = word:lower()
   local name = lowered:match("^(%a+)$") or lowered:match("^(%a+)[=:]")

@@ -2,7 +2,7 @@
 # What prolog, epilog and task prolog have in common: gpushare.conf, and the node's state directory.
 # Sourced, never run. Nothing here may fail the caller, take long, or ask Slurm anything: slurmd waits for us,
 # and a prolog that fails drains the node.
-# The state directory's layout is described in slurm_gpushare/telemetry/node_state.py.
+# The state directory's layout is described in slurm_gpushare/node/sampler.py.
 
 # Slurm sets no search path for a prolog; one that is set (a test, a wrapper) comes first.
 PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -18,7 +18,7 @@ gs_conf_file() {
   fi
 }
 
-# The keys of gpushare.conf (slurm_gpushare/config.py): a line with any other is a mistake.
+# The keys of gpushare.conf (slurm_gpushare/protocol/settings.py): a line with any other is a mistake.
 GS_KEYS=" partitions shardspergpu gpumodel gpuspernode slurmversion defcpupergpu defmempergpu storeurl hookfile spooldir \
 recordsto mungesocket slurmuser nodeusers statedir publicdir dcgmjobmappingdir sampleseconds interimseconds \
 probeseconds backend leaseseconds tickseconds epiloghold keepdays heartbeatseconds policy objective shareacross \
@@ -75,7 +75,7 @@ gs_read_names() {
 }
 
 # Reads gpushare.conf; where it is away, has a mistake or not a single setting, the copy of the last good one that a sampler has kept
-# (slurm_gpushare/last_good.py). False if there is neither: what could be read is then set all the same.
+# (slurm_gpushare/protocol/settings_in_force.py). False if there is neither: what could be read is then set all the same.
 gs_read_conf() {
   local copy=${GPUSHARE_LAST_GOOD:-/var/lib/gpushare/gpushare.conf.good} first=''
   gs_conf_file
@@ -144,7 +144,7 @@ gs_private_lock() {
 }
 
 # Adds ($1 = add) the job's line to DCGM's job mapping file of each of its GPUs, or removes it from all files: the sampler
-# may have added it to some that Slurm does not name (slurm_gpushare/telemetry/dcgm.py). Others' lines stay.
+# may have added it to some that Slurm does not name (slurm_gpushare/node/dcgm.py). Others' lines stay.
 gs_dcgm() {
   local gpu file line kept found gpus=("${gs_gpus[@]}")
   [[ -n $gs_dcgm_dir ]] && (umask 022 && mkdir -p "$gs_dcgm_dir") || return 0

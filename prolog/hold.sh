@@ -2,7 +2,7 @@
 # Keeps a card that has just become empty until the helper has looked at it, for EpilogHold seconds at the most.
 # While a node has a job in its epilog Slurm starts nothing there, so the helper decides who gets the card.
 # Sourced by epilog.sh after common.sh. Asks Slurm nothing: what is known here is what the helper has written to
-# SpoolDir/hold (slurm_gpushare/coschedule/emptied/board.py has the layout) and this node's own record of its holds.
+# SpoolDir/hold (slurm_gpushare/helper/hold.py has the layout) and this node's own record of its holds.
 
 # A node is held for at most this much of any minute, all its cards together.
 GS_MINUTE_MS=60000 GS_MINUTE_SHARE_MS=6000

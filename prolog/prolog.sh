@@ -34,7 +34,7 @@ start_sampler() {
     done
     trap '' TERM INT HUP # until the sampler is up: an epilog may come before that
     IFS=, # joins the GPUs
-    exec env -i "${kept[@]}" setsid nice -n 10 "$python" -I -m slurm_gpushare.telemetry.sampler \
+    exec env -i "${kept[@]}" setsid nice -n 10 "$python" -I -m slurm_gpushare.node.sampler \
       "$gs_job" "$gs_node" "${gs_gpus[*]}"
   ) </dev/null >>"$gs_node_dir/sampler.log" 2>&1 &
   pid=$!

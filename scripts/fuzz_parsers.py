@@ -16,22 +16,19 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["slurm_gpushare"]):
-    from slurm_gpushare.config import parse_config as parse_settings
-    from slurm_gpushare.errors import Exit, GpushareError
-    from slurm_gpushare.knowledge.csv_files import read_pairs, read_profiles
-    from slurm_gpushare.simulate.traces import read_any_trace
-    from slurm_gpushare.slurm.accounting import parse_accounting
-    from slurm_gpushare.slurm.array_tasks import expand_tasks
+    from slurm_gpushare.knowledge.tables import read_pairs, read_profiles
+    from slurm_gpushare.protocol.errors import Exit, GpushareError
+    from slurm_gpushare.protocol.record_json import encode_record, parse_record
+    from slurm_gpushare.protocol.release import Release
+    from slurm_gpushare.protocol.settings import parse_config as parse_settings
+    from slurm_gpushare.protocol.tag import parse_tag, with_tag
+    from slurm_gpushare.slurm.accounting import parse_accounting, parse_limits
     from slurm_gpushare.slurm.configuration import parse_config, parse_partitions, parse_reservations
     from slurm_gpushare.slurm.gres import parse_gres, parse_used, type_index, typed_shards
-    from slurm_gpushare.slurm.hostlist import expand
-    from slurm_gpushare.slurm.limits import parse_limits
     from slurm_gpushare.slurm.nodes import parse_nodes
-    from slurm_gpushare.slurm.queue import parse_queue
-    from slurm_gpushare.slurm.queue_reader import QueueReader
-    from slurm_gpushare.slurm.release import Release
-    from slurm_gpushare.slurm.tag import parse_tag, with_tag
-    from slurm_gpushare.telemetry.record_json import encode_record, parse_record
+    from slurm_gpushare.slurm.queue import QueueReader, parse_queue
+    from slurm_gpushare.slurm.values import expand, expand_tasks
+    from slurm_gpushare.whatif.traces import read_any_trace
 
 TOP = Path(__file__).resolve().parents[1]
 FIXTURES = TOP / "tests" / "fixtures" / "slurm"
@@ -133,7 +130,7 @@ def seeds(name: str) -> Iterator[str]:
 
 
 def _record() -> str:
-    from slurm_gpushare.telemetry.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
+    from slurm_gpushare.protocol.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
 
     period = Period(300.0, 0.0, {"gpu_util_pct": Stat(500, 3.0, 3.0, 3.0, 3.0, 0.0)})
     features = Features(3.0, 2.0, 1.0, 3.0, 1.0, 300.0, 16384.0)

@@ -15,7 +15,7 @@ from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.main import gpushare
-from slurm_gpushare.config import KEYS
+from slurm_gpushare.protocol.settings import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = tuple[str, click.Command]

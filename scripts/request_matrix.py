@@ -17,10 +17,9 @@ from gpushare_lab.testbed.layout import GPU_MODEL, Shape
 from gpushare_lab.testbed.reset import idle_nodes, reset
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.errors import Exit, GpushareError
-from slurm_gpushare.site.end_to_end import try_forms
+from slurm_gpushare.protocol.errors import Exit, GpushareError
 from slurm_gpushare.site.request_forms import GpusSeen, forms
-from slurm_gpushare.slurm.trial_jobs import Answer, TrialJobs
+from slurm_gpushare.site.trial_jobs import Answer, TrialJobs, try_forms
 
 USER = "games"
 Break = Callable[[Testbed], None]

@@ -22,8 +22,7 @@ from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.slurm.accounting import AccountingQuery, sacct_arguments
 from slurm_gpushare.slurm.nodes import sinfo_arguments
 from slurm_gpushare.slurm.queue import COLUMNS, COMMENT_COLUMNS, squeue_arguments, squeue_settings
-from slurm_gpushare.slurm.runner import environment
-from slurm_gpushare.slurm.table import time_format
+from slurm_gpushare.slurm.runner import environment, time_format
 
 DELIMITER = "~00000000~"
 MARK = "~11111111~"

@@ -6,9 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.config import DEFAULTS, Config
-from slurm_gpushare.errors import ConfigError, GpushareError, NotInstalled
-from slurm_gpushare.last_good import settings_and_fault
+from slurm_gpushare.protocol.errors import ConfigError, GpushareError, NotInstalled
+from slurm_gpushare.protocol.settings import DEFAULTS, Config
+from slurm_gpushare.protocol.settings_in_force import settings_and_fault
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 
 if TYPE_CHECKING:

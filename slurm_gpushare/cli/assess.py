@@ -17,16 +17,26 @@ from typing import Any
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.checks import check_accounting_names, check_partitions, check_period
-from slurm_gpushare.cli.options import FILE, FORCE, HTML, JSON, SLURM_CLUSTERS
-from slurm_gpushare.cli.output import Column, echo_json, progress, right, table, warn
-from slurm_gpushare.cli.pages import check_page, write_page
-from slurm_gpushare.coschedule.planning.reasons import duration_text
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.cli.options import (
+    FILE,
+    FORCE,
+    HTML,
+    JSON,
+    SLURM_CLUSTERS,
+    check_accounting_names,
+    check_partitions,
+    check_period,
+)
+from slurm_gpushare.cli.output import Column, check_page, echo_json, progress, right, table, warn, write_page
+from slurm_gpushare.helper.reasons import duration_text
+from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.report import words
 from slurm_gpushare.report.assess_page import durations, hours, isd, render_assessment, span, why_nobody_shares
 from slurm_gpushare.report.page.parts import Origin
-from slurm_gpushare.simulate.assess import (
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
+from slurm_gpushare.slurm.interface import Slurm, connect
+from slurm_gpushare.slurm.runner import ControllerDown
+from slurm_gpushare.whatif.assess import (
     DRAWS,
     MOST_JOBS,
     Assessment,
@@ -36,9 +46,6 @@ from slurm_gpushare.simulate.assess import (
     cards_of,
     past_job,
 )
-from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
-from slurm_gpushare.slurm.errors import ControllerDown
-from slurm_gpushare.slurm.interface import Slurm, connect
 
 WIDTH = 80
 PIECE = timedelta(days=31)
@@ -142,7 +149,7 @@ def _answers(slurm: Slurm, query: AccountingQuery, since: datetime, until: datet
 
 
 def _of_trace(path: Path) -> list[PastJob]:
-    from slurm_gpushare.simulate.traces import read_jobs
+    from slurm_gpushare.whatif.traces import read_jobs
 
     try:
         jobs = read_jobs(path)

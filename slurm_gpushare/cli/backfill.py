@@ -9,12 +9,11 @@ import time
 
 import click
 
-from slurm_gpushare.cli.checks import check_job_ids
-from slurm_gpushare.cli.options import DRY_RUN
+from slurm_gpushare.cli.options import DRY_RUN, check_job_ids
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.config import POLICIES
-from slurm_gpushare.errors import Exit, GpushareError
-from slurm_gpushare.last_good import settings_in_force
+from slurm_gpushare.protocol.errors import Exit, GpushareError
+from slurm_gpushare.protocol.settings import POLICIES
+from slurm_gpushare.protocol.settings_in_force import settings_in_force
 
 
 def _log_to_stderr(verbose: bool) -> None:
@@ -36,7 +35,7 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
     Runs as SlurmUser on the machine of slurmctld until it is told to stop: SIGTERM finishes the tick, SIGHUP
     reads gpushare.conf again, SIGUSR1 looks at once. If it dies, jobs go on as they were submitted.
     """
-    from slurm_gpushare.coschedule.daemon import backfill as run
+    from slurm_gpushare.helper.daemon import backfill as run
     from slurm_gpushare.slurm.interface import connect
 
     _log_to_stderr(verbose)
@@ -64,8 +63,8 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     Leases of ours end as well, and jobs that we paused go on. Needs nothing but Slurm: all that must be known is in the
     jobs' tags. A job that somebody else suspended stays suspended.
     """
-    from slurm_gpushare.coschedule.acting.apply import Outcome, release_jobs
-    from slurm_gpushare.coschedule.acting.pauses import resume_all
+    from slurm_gpushare.helper.apply import Outcome, release_jobs
+    from slurm_gpushare.helper.pauses import resume_all
     from slurm_gpushare.slurm.interface import connect
 
     if if_stale and (age_s := _heartbeat_age_s()) is not None:

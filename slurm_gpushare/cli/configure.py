@@ -11,14 +11,13 @@ import click
 
 from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.cli.output import echo_json, styled, warn
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.errors import BadInput, ConfigError
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.errors import BadInput, ConfigError, SlurmError
+from slurm_gpushare.protocol.files import resource_dir
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.site.configure import SUBMIT_BESIDE, FileKind, Install, Piece, choose, pieces
 from slurm_gpushare.site.current_setup import collect
 from slurm_gpushare.site.units import unit_pieces, unit_site
 from slurm_gpushare.site.write_files import undo, write, writes
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import connect
 
 _LONGEST_DIFF = 40

@@ -17,7 +17,7 @@ def ingest(as_json: bool) -> None:
     The helper does this by itself every tick. Records that cannot be used are moved to rejected/ in the spool
     directory, with the reason beside them; records of jobs that Slurm does not know yet wait.
     """
-    from slurm_gpushare.coschedule.record_intake import make_ingest
+    from slurm_gpushare.helper.housekeeping import make_ingest
     from slurm_gpushare.slurm.interface import connect
     from slurm_gpushare.slurm.job_tokens import JobTokens
     from slurm_gpushare.store import Store

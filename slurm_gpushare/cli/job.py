@@ -10,20 +10,17 @@ from dataclasses import replace
 import click
 
 from slurm_gpushare.cli.access import settings_or_defaults, source
-from slurm_gpushare.cli.checks import check_job_ids
-from slurm_gpushare.cli.options import JSON
+from slurm_gpushare.cli.options import JSON, check_job_ids
 from slurm_gpushare.cli.output import echo_json, use_colour, warn
-from slurm_gpushare.coschedule.acting.tagging import only_measured, withdrawals
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.helper.tagging import only_measured, withdrawals
+from slurm_gpushare.protocol.errors import BadInput, SlurmError
 from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_accounting, from_queue, job_json
 from slurm_gpushare.report.job_text import job_lines
-from slurm_gpushare.report.story import tell
-from slurm_gpushare.report.words import natural
+from slurm_gpushare.report.words import natural, tell
 from slurm_gpushare.slurm.accounting import AccountingQuery
-from slurm_gpushare.slurm.array_tasks import array_of
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm, connect
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.values import array_of
 
 
 @click.command("job")

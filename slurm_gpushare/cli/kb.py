@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_gpushare.cli.checks import check_directory
 from slurm_gpushare.cli.kb_pairs import MODEL, bans, import_pairs, learn, measure, models_of
-from slurm_gpushare.cli.options import FILE, JSON
+from slurm_gpushare.cli.options import FILE, JSON, check_directory
 from slurm_gpushare.cli.output import echo_models, right, table
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 if TYPE_CHECKING:
-    from slurm_gpushare.coschedule.pairs.figure5 import Figure5
+    from slurm_gpushare.helper.site_knowledge import Figure5
 
 
 @click.group("kb")
@@ -33,7 +32,7 @@ def kb() -> None:
 def fit(profiles: Path | None, pairs: Path, out: Path, k: int | None, gpu_model: str | None) -> None:
     """Learn a knowledge base from measured pairs."""
     from slurm_gpushare.knowledge import fitting
-    from slurm_gpushare.knowledge.csv_files import read_pairs, read_profiles
+    from slurm_gpushare.knowledge.tables import read_pairs, read_profiles
 
     check_directory("--out", out)
     known = read_profiles(profiles, gpu_model) if profiles else None
@@ -57,9 +56,8 @@ def predict(kb_file: Path | None, profiles: Path, observed: Path | None, out: Pa
 
     Besides the columns of a pairs file the output has low_a and low_b, the pessimistic ends of the rates.
     """
-    from slurm_gpushare.knowledge.csv_files import read_pairs, read_profiles, write_rows
-    from slurm_gpushare.knowledge.kb import KnowledgeBase, fits_together
-    from slurm_gpushare.knowledge.shipped import default_kb
+    from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, fits_together
+    from slurm_gpushare.knowledge.tables import read_pairs, read_profiles, write_rows
 
     check_directory("--out", out)
     base = KnowledgeBase.load(kb_file) if kb_file else default_kb()
@@ -98,7 +96,7 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
     'gpushare status' says which one it runs on.
     """
     from slurm_gpushare.cli.access import settings
-    from slurm_gpushare.coschedule.pairs.learner import base_in_force, base_name
+    from slurm_gpushare.helper.learner import base_in_force, base_name
     from slurm_gpushare.knowledge.kb import KnowledgeBase
     from slurm_gpushare.store import Store
 
@@ -125,9 +123,8 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
     The site's own figures come first, from what is known of the tokens in the store; the base that they started from
     stands beside them.
     """
-    from slurm_gpushare.coschedule.pairs.figure5 import of_base
-    from slurm_gpushare.knowledge.kb import KnowledgeBase
-    from slurm_gpushare.knowledge.shipped import default_kb
+    from slurm_gpushare.helper.site_knowledge import of_base
+    from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb
 
     if kb_file or shipped:
         base = KnowledgeBase.load(kb_file) if kb_file else default_kb()
@@ -154,8 +151,8 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
 def _figures(gpu_model: str | None) -> list[Figure5]:
     """The site's own figure where its store can be read and knows tokens, and that of the base in force."""
     from slurm_gpushare.cli.access import settings
-    from slurm_gpushare.coschedule.pairs.figure5 import of_base, of_site
-    from slurm_gpushare.knowledge.shipped import default_kb
+    from slurm_gpushare.helper.site_knowledge import of_base, of_site
+    from slurm_gpushare.knowledge.kb import default_kb
     from slurm_gpushare.store import Store
 
     try:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpushare.cli.checks import check_directory
-from slurm_gpushare.cli.options import DRY_RUN, FILE, JSON
+from slurm_gpushare.cli.options import DRY_RUN, FILE, JSON, check_directory
 from slurm_gpushare.cli.output import Column, echo_json, echo_models, right, table
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 if TYPE_CHECKING:
-    from slurm_gpushare.config import Config
-    from slurm_gpushare.coschedule.pairs.learner import Learner
+    from slurm_gpushare.helper.learner import Learner
     from slurm_gpushare.knowledge.learning import LearnedKnowledge
+    from slurm_gpushare.protocol.settings import Config
     from slurm_gpushare.store import Store
 
 MODEL = click.option("--gpu-model", help="The GPU model to use of files that mix several.")
@@ -40,10 +39,10 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     """
 
     from slurm_gpushare.cli.access import settings
-    from slurm_gpushare.knowledge.csv_files import read_pairs
+    from slurm_gpushare.knowledge.tables import read_pairs
+    from slurm_gpushare.protocol.tokens import TOKEN
     from slurm_gpushare.store import Store
     from slurm_gpushare.store.sharing import Observation
-    from slurm_gpushare.tokens import TOKEN
 
     measured = read_pairs(pairs, gpu_model=gpu_model, repeats=True)
     strange = [name for name in measured.names if not TOKEN.fullmatch(name)]
@@ -70,8 +69,8 @@ def learn(as_json: bool) -> None:
     The helper does this by itself after each ingest; here it is done anew, from the first observation on.
     """
     from slurm_gpushare.cli.access import settings
-    from slurm_gpushare.coschedule.pairs.cluster_tags import assign_new
-    from slurm_gpushare.coschedule.pairs.learner import Learner
+    from slurm_gpushare.helper.cluster_assignment import assign_new
+    from slurm_gpushare.helper.learner import Learner
     from slurm_gpushare.store import Store
 
     config = settings()
@@ -118,9 +117,9 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
     pairs of which least is known come first: by the store, where it can be read, else by this run alone. Commands are
     neither kept nor written anywhere.
     """
-    from slurm_gpushare.knowledge.csv_files import write_rows
-    from slurm_gpushare.knowledge.measure import measure as run
-    from slurm_gpushare.knowledge.measure import read_candidates
+    from slurm_gpushare.knowledge.pair_trials import measure as run
+    from slurm_gpushare.knowledge.pair_trials import read_candidates
+    from slurm_gpushare.knowledge.tables import write_rows
 
     check_directory("--out", out)
     candidates = read_candidates(workloads)
@@ -136,7 +135,7 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
 def _known(gpu_model: str) -> LearnedKnowledge:
     """What the store has learned of a GPU model; nothing yet, where there is no store to read."""
     from slurm_gpushare.cli.access import settings
-    from slurm_gpushare.coschedule.pairs.learner import Learner
+    from slurm_gpushare.helper.learner import Learner
     from slurm_gpushare.knowledge.learning import LearnedKnowledge
     from slurm_gpushare.store import Store
 
@@ -161,8 +160,8 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
     Two are kept apart after a promise was broken beside each other, 95 % sure. It fades after two weeks.
     """
     from slurm_gpushare.cli.access import settings
+    from slurm_gpushare.protocol.tokens import TOKEN
     from slurm_gpushare.store import Store
-    from slurm_gpushare.tokens import TOKEN
 
     tokens = [] if lift is None else lift.split(",")
     if lift is not None and not (1 <= len(tokens) <= 2 and all(TOKEN.fullmatch(token) for token in tokens)):

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.errors import EXTRA_OF, Exit, GpushareError, NotInstalled
+from slurm_gpushare.protocol.errors import EXTRA_OF, Exit, GpushareError, NotInstalled
 
 COMMANDS = {
     "assess": "Say what sharing would do here, from the site's own history.",

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.atomic_files import replace_text
 from slurm_gpushare.cli.access import settings_or_defaults
 from slurm_gpushare.cli.options import FILE
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.config import Config
-from slurm_gpushare.coschedule.view.occupancy import occupancy
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.helper.occupancy import occupancy
+from slurm_gpushare.protocol.errors import GpushareError, SlurmError
+from slurm_gpushare.protocol.files import replace_text
+from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.report import metrics as figures
 from slurm_gpushare.report.status import GpuLine, TaggedJob, gpu_lines, tagged_jobs
-from slurm_gpushare.slurm.errors import SlurmError, SlurmMissing
 from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.runner import SlurmMissing
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.store import Store
 

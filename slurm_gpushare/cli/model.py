@@ -11,12 +11,12 @@ import click
 from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.options import FILE, JSON
 from slurm_gpushare.cli.output import Column, echo_models, right, table
-from slurm_gpushare.config import DEFAULTS
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.settings import DEFAULTS
 
 if TYPE_CHECKING:
-    from slurm_gpushare.config import Config
     from slurm_gpushare.knowledge.clusters import ClusterModel
+    from slurm_gpushare.protocol.settings import Config
     from slurm_gpushare.store import Store
 
 _GPU = click.option("--gpu-model", help="GPU model; all of gpushare.conf unless given.")
@@ -36,7 +36,7 @@ def fit(k: int | None, gpu_model: str | None) -> None:
     Cluster numbers follow the model in force, and the profiles get their new clusters in the same transaction as the
     model, so that the submit hook sees the old ones or the new ones, never some of each.
     """
-    from slurm_gpushare.coschedule.pairs.cluster_tags import refit
+    from slurm_gpushare.helper.cluster_assignment import refit
     from slurm_gpushare.store import Store
 
     config = settings()
@@ -67,8 +67,8 @@ def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
     """Show the model in force: version, centroids, and how k was chosen."""
 
     from slurm_gpushare.cli.access import readable_store, settings_or_defaults
-    from slurm_gpushare.coschedule.pairs.cluster_tags import InForce, in_force
-    from slurm_gpushare.knowledge.shipped import default_model
+    from slurm_gpushare.helper.cluster_assignment import InForce, in_force
+    from slurm_gpushare.knowledge.kb import default_model
 
     config = DEFAULTS if model_file else settings_or_defaults()
     store = None if model_file else readable_store(config)
@@ -99,8 +99,8 @@ def assign(model_file: Path | None, profiles: Path, out: Path | None, gpu_model:
     """Give profiles of a file their clusters. A profile that lacks a feature has none."""
     import numpy as np
 
-    from slurm_gpushare.knowledge.csv_files import read_profiles, write_rows
-    from slurm_gpushare.knowledge.shipped import default_model
+    from slurm_gpushare.knowledge.kb import default_model
+    from slurm_gpushare.knowledge.tables import read_profiles, write_rows
 
     current = _read(model_file) if model_file else default_model()
     known = read_profiles(profiles, gpu_model)

@@ -6,10 +6,9 @@ import sys
 
 import click
 
-from slurm_gpushare.cli.checks import check_job_ids
-from slurm_gpushare.cli.options import DRY_RUN
+from slurm_gpushare.cli.options import DRY_RUN, check_job_ids
 from slurm_gpushare.cli.output import warn
-from slurm_gpushare.errors import BadInput, Exit
+from slurm_gpushare.protocol.errors import BadInput, Exit
 
 
 @click.command("optout")
@@ -23,9 +22,9 @@ def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
     keeps its place in the queue. A job that runs already stays where it is. Before Slurm 23.11.5, on partitions with
     DefMemPerGPU and as a gang, a submitted job cannot be changed back: cancel it and submit it without the token.
     """
-    from slurm_gpushare.coschedule.acting.apply import Outcome, apply
-    from slurm_gpushare.coschedule.acting.changes import Change
-    from slurm_gpushare.slurm.consent import without_consent
+    from slurm_gpushare.helper.apply import Outcome, apply
+    from slurm_gpushare.helper.changes import Change
+    from slurm_gpushare.protocol.comment import without_consent
     from slurm_gpushare.slurm.interface import connect
 
     jobs = tuple(check_job_ids(jobs))

@@ -12,15 +12,22 @@ import click
 
 from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.output import right, table, warn
-from slurm_gpushare.config import Config
-from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.telemetry.command import CannotRun, Command
-from slurm_gpushare.telemetry.cpu_curve import check_counts, enough, measure_curve, shared, speeds
-from slurm_gpushare.telemetry.profile import EPOCH_FILE, allocation, epoch_file, sample_epoch, wait_to_the_end
-from slurm_gpushare.telemetry.record import MAX_CURVE_POINTS, Record
-from slurm_gpushare.telemetry.run import Identity
-from slurm_gpushare.telemetry.spool import send_record
-from slurm_gpushare.tokens import TOKEN, TokenFile
+from slurm_gpushare.node.cpu_curve import check_counts, enough, measure_curve, shared, speeds
+from slurm_gpushare.node.delivery import send_record
+from slurm_gpushare.node.profile import (
+    EPOCH_FILE,
+    CannotRun,
+    Command,
+    allocation,
+    epoch_file,
+    sample_epoch,
+    wait_to_the_end,
+)
+from slurm_gpushare.node.run import Identity
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.record import MAX_CURVE_POINTS, Record
+from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.tokens import TOKEN, TokenFile
 
 
 def _counts(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int]:

@@ -13,26 +13,32 @@ import click
 
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.access import settings_or_defaults, source
-from slurm_gpushare.cli.checks import check_accounting_names, check_partitions, check_period, check_users
-from slurm_gpushare.cli.options import FORCE, HTML, JSON, SLURM_CLUSTERS
-from slurm_gpushare.cli.output import echo_json, progress, warn
-from slurm_gpushare.cli.pages import check_page, write_page
+from slurm_gpushare.cli.options import (
+    FORCE,
+    HTML,
+    JSON,
+    SLURM_CLUSTERS,
+    check_accounting_names,
+    check_partitions,
+    check_period,
+    check_users,
+)
+from slurm_gpushare.cli.output import check_page, echo_json, progress, warn, write_page
 from slurm_gpushare.cli.report_text import lines_text, report_text
-from slurm_gpushare.config import Config
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput, SlurmError
+from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.report.collect import Filters, ReportPeriod, collect, known_cells, profile_points
 from slurm_gpushare.report.export import to_csv, to_json
 from slurm_gpushare.report.page.parts import Origin
 from slurm_gpushare.report.page.report_page import render
-from slurm_gpushare.report.page.shadow import TITLE
+from slurm_gpushare.report.page.shadow_period import TITLE
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.slurm.configuration import slurm_user
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm, connect
 
 if TYPE_CHECKING:
-    from slurm_gpushare.cli.shadow import Shadow
+    from slurm_gpushare.cli.shadow_section import Shadow
 
 
 @click.command()
@@ -112,7 +118,7 @@ def _shadow(slurm: Slurm, figures: Source, config: Config, found: Report) -> Sha
     if not isinstance(figures, StoreSource):
         return None
     try:
-        from slurm_gpushare.cli.shadow import shadow_of
+        from slurm_gpushare.cli.shadow_section import shadow_of
     except ModuleNotFoundError:  # the simulator needs numpy
         return None
     return shadow_of(slurm, figures.store, config, found)
@@ -122,7 +128,7 @@ def _shadow_lines(shadow: Shadow | None) -> list[tuple[str, str]]:
     """What sharing would have done, line by line; none where nothing was in the shadow."""
     if shadow is None:
         return []
-    from slurm_gpushare.cli.shadow import shadow_lines
+    from slurm_gpushare.cli.shadow_section import shadow_lines
 
     return shadow_lines(shadow)
 

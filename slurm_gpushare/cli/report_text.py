@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from slurm_gpushare.cli.output import Cell, Column, right, styled, table, text_of
-from slurm_gpushare.coschedule.planning.reasons import duration_text
+from slurm_gpushare.helper.reasons import duration_text
 from slurm_gpushare.report.cpu_advice import CpuSummary
-from slurm_gpushare.report.distribution import Distribution
+from slurm_gpushare.report.slow_down import Distribution
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.report.words import hours
 

@@ -10,17 +10,26 @@ from dataclasses import asdict
 import click
 
 from slurm_gpushare.cli.access import settings_or_defaults, source
-from slurm_gpushare.cli.checks import STATES, check_nodes, check_partitions, check_states, check_users, names
-from slurm_gpushare.cli.options import JSON, NO_HEADER, PARSABLE
+from slurm_gpushare.cli.options import (
+    JSON,
+    NO_HEADER,
+    PARSABLE,
+    STATES,
+    check_nodes,
+    check_partitions,
+    check_states,
+    check_users,
+    names,
+)
 from slurm_gpushare.cli.output import Cell, Column, echo_json, right, styled, table, warn, wrapped
-from slurm_gpushare.coschedule.view.occupancy import occupancy
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.helper.occupancy import occupancy
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.users import user_name
 from slurm_gpushare.report.sources import PublishedSource, Source
 from slurm_gpushare.report.status import GpuLine, LiveFigures, TaggedJob, gpu_lines, tagged_jobs
 from slurm_gpushare.report.words import clock
-from slurm_gpushare.slurm.hostlist import expand
 from slurm_gpushare.slurm.interface import connect
-from slurm_gpushare.users import user_name
+from slurm_gpushare.slurm.values import expand
 
 
 def _each(values: Sequence[object], form: str = "") -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput
 
 Floats = NDArray[np.float64]
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge import empirical
 from slurm_gpushare.knowledge.cells import make_cells, tercile_clusters
 from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
-from slurm_gpushare.knowledge.csv_files import PairTable, ProfileTable
 from slurm_gpushare.knowledge.empirical import measured_noise
 from slurm_gpushare.knowledge.interference import Interference, Observed, Spread, Telemetry, jobs_known
 from slurm_gpushare.knowledge.kb import KnowledgeBase, Member, feature, observed_rates, rates_in, telemetry
+from slurm_gpushare.knowledge.tables import PairTable, ProfileTable
+from slurm_gpushare.protocol.errors import BadInput
 
 Floats = NDArray[np.float64]
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.cells import Cell
 from slurm_gpushare.knowledge.clusters import ClusterModel
-from slurm_gpushare.knowledge.csv_files import PairTable, ProfileTable, write_text
 from slurm_gpushare.knowledge.interference import COEFFICIENTS, Coefficients, Interference, Observed, Spread, Telemetry
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
+from slurm_gpushare.knowledge.tables import PairTable, ProfileTable, write_text
+from slurm_gpushare.protocol.errors import BadInput
 
 Floats = NDArray[np.float64]
 
@@ -205,3 +207,22 @@ def observed_rates(rows: Sequence[tuple[int, int, float]], noise: float) -> Obse
 
 def _same(member: float | None, value: float) -> bool:
     return bool(np.isnan(value)) if member is None else abs(member - value) < 1e-6
+
+
+# What is shipped: the V100's knowledge base and the paper's cluster model (docs/knowledge.md: how they were made).
+
+
+@cache
+def default_kb() -> KnowledgeBase:
+    """From the 328 measured V100 pairs: ``gpushare kb fit --pairs v100_pairs.csv``."""
+    return KnowledgeBase.from_json(json.loads(_text("v100_kb.json")), "the shipped knowledge base")
+
+
+@cache
+def default_model() -> ClusterModel:
+    """From the paper's workloads: ``gpushare-lab characterize paper_workloads.csv``."""
+    return ClusterModel.from_json(json.loads(_text("paper_model.json")))
+
+
+def _text(name: str) -> str:
+    return files("slurm_gpushare.knowledge").joinpath("data", name).read_text(encoding="utf-8")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.beliefs import OUTLIER_SD, Beliefs
 from slurm_gpushare.knowledge.empirical import adapt
 from slurm_gpushare.knowledge.interference import (
@@ -31,6 +30,7 @@ from slurm_gpushare.knowledge.interference import (
 )
 from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
+from slurm_gpushare.protocol.errors import BadInput
 
 Index = NDArray[np.intp]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from slurm_gpushare.coschedule.planning.reasons import duration_text
+from slurm_gpushare.helper.reasons import duration_text
 from slurm_gpushare.report import words
 from slurm_gpushare.report.charts.axes import at_both_widths
 from slurm_gpushare.report.charts.compared import bands

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.report.page.knowledge import KnowledgeCells, ProfilePoint
 from slurm_gpushare.report.sources import Source
 from slurm_gpushare.report.summary import Report, summarise
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import Slurm
 
 if TYPE_CHECKING:  # a login node has no database library
@@ -70,8 +70,8 @@ def known_cells(store: Store | None, site_models: Sequence[str]) -> list[Knowled
     """What clusters do to each other on each of the site's GPU models, for the heat maps: by this site's tokens, where
     the store may be read, and by the knowledge base that they started from. None where numpy is not installed."""
     try:
-        from slurm_gpushare.coschedule.pairs.figure5 import of_base, of_site
-        from slurm_gpushare.knowledge.shipped import default_kb
+        from slurm_gpushare.helper.site_knowledge import of_base, of_site
+        from slurm_gpushare.knowledge.kb import default_kb
         from slurm_gpushare.store.gpu_models import models_of
     except ModuleNotFoundError:
         return []

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.telemetry.figures import RunFigures
 
 ALL_BUSY = 0.9
 """From this part of its CPUs on, a job keeps all of them busy."""

@@ -6,18 +6,26 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from slurm_gpushare.coschedule.planning.reasons import Code, Reason, words
-from slurm_gpushare.history import OPTED_OUT, Span, SpanSide, rate_of_isd
-from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.helper.reasons import Code, Reason, words
+from slurm_gpushare.node.figures import RunFigures
+from slurm_gpushare.protocol.history import OPTED_OUT, Span, SpanSide, rate_of_isd
+from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.report.cpu_advice import CpuAdvice, cpu_advice
-from slurm_gpushare.report.known_history import JobHistory
-from slurm_gpushare.report.roles import JOINED, given_back_s, paused_s, promised_pct, role_of, waits_avoided_s
-from slurm_gpushare.report.slow_down import span_s, whole_run_isd_pct
+from slurm_gpushare.report.job_history import JobHistory
+from slurm_gpushare.report.slow_down import (
+    JOINED,
+    given_back_s,
+    paused_s,
+    promised_pct,
+    role_of,
+    span_s,
+    waits_avoided_s,
+    whole_run_isd_pct,
+)
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import STANDING, Job
-from slurm_gpushare.slurm.tag import Tag
 from slurm_gpushare.store.published import PublicJob
-from slurm_gpushare.telemetry.figures import RunFigures
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from slurm_gpushare.coschedule.planning.reasons import duration_text, words
+from slurm_gpushare.helper.reasons import duration_text, words
 from slurm_gpushare.report.cpu_advice import CpuAdvice
 from slurm_gpushare.report.job_facts import JobFacts, Stay
-from slurm_gpushare.report.roles import RESIDENT
-from slurm_gpushare.report.story import CLUSTER_NAMES
-from slurm_gpushare.report.words import clock, energy, per_cent
+from slurm_gpushare.report.slow_down import RESIDENT
+from slurm_gpushare.report.words import CLUSTER_NAMES, clock, energy, per_cent
 
 WIDTH = 80
 PREALLOCATED = (

@@ -10,19 +10,31 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_gpushare.promises import SitePromises
-from slurm_gpushare.report.last_day import LastDay, last_day
+from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX
+from slurm_gpushare.protocol.history import Decision, Span, SpanSide
+from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.report.slow_down import (
+    Distribution,
+    gpu_s,
+    lasted_s,
+    promised_pct,
+    remembered_tag,
+    role_of,
+    saved_s,
+    span_s,
+    spread,
+    whole_run_isd_pct,
+)
 from slurm_gpushare.report.status import GpuLine, TaggedJob
-from slurm_gpushare.report.story import KINDS
+from slurm_gpushare.report.words import KINDS
 from slurm_gpushare.store.conduct import BROKEN_PROMISES, STRIKES
-from slurm_gpushare.store.decisions import COUNTED
+from slurm_gpushare.store.sharing import COUNTED
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.telemetry.spool import INCOMING, REJECTED, SUFFIX
 
 _RECORDS = ("final", "interim", "duplicate", "rejected", "ignored", "excess", "stray", "stuck")
 _GPU_STATES = ("shared", "busy", "idle", "down")
@@ -157,3 +169,61 @@ def _counted(counters: Counter[str]) -> Iterator[str]:
     yield from _counter("promises_broken", text, counters[BROKEN_PROMISES])
     yield from _counter("helper_ticks", "Ticks of the helper.", counters["ticks"])
     yield from _counter("helper_tick_seconds", "Time spent in ticks.", counters["tick_ms"] / 1000.0)
+
+
+# What sharing did in the last day, from the store alone: no question to slurmdbd every minute.
+
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastDay:
+    """The last day."""
+
+    saved_gpu_s: float
+    """What was expected counts where nothing was measured."""
+    shared_gpu_s: float
+    isd_pct: Distribution
+    """Measured, of jobs that ended and shared."""
+    past_promise: int
+
+
+def last_day(store: Store, promise: SitePromises, now_s: float) -> LastDay:
+    """The day before `now_s`."""
+    since_s = now_s - DAY_S
+    spans = [_within(span, since_s, now_s) for span in store.sharing.between(since_s, now_s)]
+    elapsed_s: dict[int, float] = {}
+    end_s: dict[int, float] = {}
+    for run in store.runs.between(since_s, now_s):
+        elapsed_s[run.job_id] = max(elapsed_s.get(run.job_id, 0.0), run.end_s - run.start_s)
+        end_s[run.job_id] = run.end_s
+    sides: dict[int, list[tuple[float, SpanSide]]] = defaultdict(list)
+    for span in store.sharing.of_jobs(elapsed_s):
+        for side in span.sides:
+            sides[side.job].append((span_s(span, now_s), side))
+    shared = elapsed_s.keys() & sides.keys()
+    decided: dict[int, list[Decision]] = defaultdict(list)
+    for decision in store.decisions.of_jobs(shared):
+        decided[decision.job_id].append(decision)
+    found: list[float] = []
+    broken = 0
+    for job in shared:
+        tag = remembered_tag(decided[job], end_s[job])
+        isd = whole_run_isd_pct(elapsed_s[job], [(s, side.seen) for s, side in sides[job]], tag.paused_before_s)
+        if isd is not None:
+            found.append(isd)
+            broken += isd > promised_pct(role_of(tag, any(side.joined for _, side in sides[job])), tag, promise)
+    return LastDay(
+        saved_gpu_s=sum(saved_s(span, now_s) for span in spans),
+        shared_gpu_s=sum(gpu_s(span, now_s) for span in spans),
+        isd_pct=spread(found),
+        past_promise=broken,
+    )
+
+
+def _within(span: Span, start_s: float, end_s: float) -> Span:
+    ended_s = end_s if span.end_s is None else min(span.end_s, end_s)
+    inside = replace(span, start_s=int(max(span.start_s, start_s)), end_s=int(ended_s))
+    part = lasted_s(inside, end_s) / max(lasted_s(span, end_s), 1.0)
+    return replace(inside, paused_s=round(part * span.paused_s))

@@ -11,16 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from slurm_gpushare.coschedule.planning.reasons import duration_text
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.report.known_history import History, JobHistory
-from slurm_gpushare.report.status import Cost, LiveFigures
-from slurm_gpushare.report.task_decisions import of_job
-from slurm_gpushare.slurm.array_tasks import array_of
+from slurm_gpushare.helper.reasons import duration_text
+from slurm_gpushare.node.figures import run_figures
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.history import sides_by_job
+from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.report.job_history import History, JobHistory, of_job
+from slurm_gpushare.report.status import Activity, Cost, LiveFigures
+from slurm_gpushare.slurm.values import array_of
 from slurm_gpushare.store.published import NoJobYet, OwnFigures, Published, TokenFigures, read_own, read_public
-from slurm_gpushare.telemetry.figures import run_figures
 
-if TYPE_CHECKING:  # a login node has no database library
+if TYPE_CHECKING:
     from slurm_gpushare.store.store import Store
 
 
@@ -151,8 +152,6 @@ class StoreSource:
         self._live_note = self.note = ""
 
     def live(self) -> LiveFigures:
-        from slurm_gpushare.report.running import read_live
-
         figures = read_live(self.store)
         try:
             published = _fresh(self._directory, time.time())
@@ -187,6 +186,31 @@ class StoreSource:
         return History(list(spans), list(decisions), store.runs.figures_between(start_s, end_s), True)
 
     def tokens(self, uid: int) -> Mapping[str, TokenFigures] | None:
-        from slurm_gpushare.coschedule.publishing import token_figures
+        from slurm_gpushare.helper.publishing import token_figures
 
         return {item.token: item for item in token_figures(self.store, uid)}
+
+
+# What the store knows of running jobs: their latest telemetry, and what sharing costs them.
+
+
+FRESH_S = 120.0
+
+
+def _activity(record: Record) -> Activity:
+    """The job's own share of the card: over its shared time if it ever shared, else alone."""
+    period = record.shared if record.neighbours and record.shared.stats else record.alone
+    util, memory = period.stats.get("gpu_util_pct"), period.stats.get("gpu_mem_pct")
+    return Activity(util.mean if util else None, memory.max if memory else None)
+
+
+def read_live(store: Store) -> LiveFigures:
+    """Interim records younger than two minutes, and the spans of sharing that last."""
+    activity = {record.job_id: _activity(record) for record in store.live.since(time.time() - FRESH_S)}
+    sides = sides_by_job(store.sharing.open())
+    cost = {job: Cost(side.expected_isd_pct, side.measured_isd_pct) for job, side in sides.items()}
+    counts = store.counters.all()
+    if "cards_won" not in counts and "cards_lost" not in counts:
+        return LiveFigures(activity, cost)
+    won, lost, hold_ms = (counts.get(name, 0) for name in ("cards_won", "cards_lost", "hold_ms"))
+    return LiveFigures(activity, cost, won, lost, hold_ms / 1000.0)

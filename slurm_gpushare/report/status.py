@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm_gpushare.coschedule.view.occupancy import CardShare, CardUse, GpuAddress, place_of
+from slurm_gpushare.helper.occupancy import CardShare, CardUse, GpuAddress, place_of
 from slurm_gpushare.slurm.gres import model_of_type
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from slurm_gpushare.history import Span
-from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.node.figures import RunFigures
+from slurm_gpushare.protocol.history import Span
+from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.report.cpu_advice import CpuSummary, summarise_cpus
-from slurm_gpushare.report.distribution import Distribution, mean, spread, weighted_mean
-from slurm_gpushare.report.groups import OwnerLine, PairLine, owner_lines, pair_lines, saved_by_job_s
-from slurm_gpushare.report.job_lines import JobLine, job_lines
-from slurm_gpushare.report.known_history import History
-from slurm_gpushare.report.roles import JOINED, ROLES, given_back_s, paused_s, waits_avoided_s
-from slurm_gpushare.report.slow_down import measured
-from slurm_gpushare.report.task_decisions import by_own_id
+from slurm_gpushare.report.job_history import History, by_own_id
+from slurm_gpushare.report.job_lines import (
+    JobLine,
+    OwnerLine,
+    PairLine,
+    job_lines,
+    owner_lines,
+    pair_lines,
+    saved_by_job_s,
+)
+from slurm_gpushare.report.slow_down import (
+    JOINED,
+    ROLES,
+    Distribution,
+    given_back_s,
+    lasted_s,
+    mean,
+    measured,
+    paused_s,
+    rates_of,
+    span_s,
+    spread,
+    waits_avoided_s,
+    weighted_mean,
+)
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.telemetry.figures import RunFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +182,129 @@ def _energy_kwh(gpu_s: Mapping[int, float], runs: Mapping[int, RunFigures]) -> f
     power_w = {job: run.power_w for job, run in runs.items() if run.power_w is not None}
     used = [power_w[job] * seconds for job, seconds in gpu_s.items() if job in power_w]
     return sum(used) / 3.6e6 if used else None
+
+
+# A report's figures spread over its period: GPU time by day, and savings as they accrue.
+
+
+POINTS = 200
+
+
+@dataclass(slots=True)
+class Stretch:
+    """GPU time between two moments, in hours: of cards with one job of ours, and of cards with two."""
+
+    start_s: float
+    end_s: float
+    alone_h: float = 0.0
+    shared_h: float = 0.0
+
+
+def stretches(report: Report) -> list[Stretch]:
+    """The period in hours, days or weeks, however many jobs there are."""
+    found = _empty(report)
+    if not found:
+        return []
+    for line in report.jobs:
+        if line.job.start_s is not None:
+            for stretch, hours in _spread(found, line.job.start_s, line.job.end_s or report.end_s):
+                stretch.alone_h += line.job.cards * hours
+    own = {line.job.raw_id for line in report.jobs}
+    for span in report.spans:
+        sides = (span.resident_job in own) + (span.guest_job in own)
+        for stretch, hours in _spread(found, span.start_s, span.start_s + lasted_s(span, report.end_s)):
+            stretch.alone_h = max(stretch.alone_h - sides * span.gpus * hours, 0.0)
+            stretch.shared_h += sides / 2 * span.gpus * hours
+    return found
+
+
+def _empty(report: Report) -> list[Stretch]:
+    """The stretches from the first start on."""
+    begun = [line.job.start_s for line in report.jobs if line.job.start_s is not None]
+    first_s = max(report.start_s, min(begun, default=report.start_s))
+    return [Stretch(a, b) for a, b in _steps(first_s, report.end_s)]
+
+
+def shared_by_card(report: Report) -> tuple[list[Stretch], dict[tuple[str, int], list[float]]]:
+    """The stretches of the period, and for each card that was shared the part of each for which it was."""
+    found = _empty(report)
+    at = {id(stretch): number for number, stretch in enumerate(found)}
+    cards: dict[tuple[str, int], list[float]] = {}
+    for span in report.spans:
+        for stretch, hours in _spread(found, span.start_s, span.start_s + lasted_s(span, report.end_s)):
+            for card in span.cards:
+                shares = cards.setdefault(card, [0.0] * len(found))
+                shares[at[id(stretch)]] += hours * 3600 / (stretch.end_s - stretch.start_s)
+    return found, cards
+
+
+_STEPS = (
+    (1 / 12, timedelta(minutes=1)), (0.5, timedelta(minutes=5)), (3.0, timedelta(hours=1)),
+    (10.0, timedelta(hours=6)), (150.0, timedelta(days=1)), (math.inf, timedelta(days=7)),
+)  # fmt: skip
+"""How long a period may be for its stretches to be so long."""
+
+
+def _steps(start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+    days = (end_s - start_s) / 86400
+    step = next(step for most_days, step in _STEPS if days <= most_days)
+    at = datetime.fromtimestamp(start_s).replace(second=0, microsecond=0)
+    if step >= timedelta(hours=1):
+        at = at.replace(hour=0 if days > 3 else at.hour, minute=0)
+    elif step > timedelta(minutes=1):
+        at = at.replace(minute=at.minute // 5 * 5)
+    while at.timestamp() < end_s:
+        yield at.timestamp(), (at + step).timestamp()
+        at += step
+
+
+def _spread(found: list[Stretch], start_s: float, end_s: float) -> Iterator[tuple[Stretch, float]]:
+    """The stretches that lie between two moments, each with its hours of it."""
+    size_s = found[0].end_s - found[0].start_s
+    at = max(int((start_s - found[0].start_s) // size_s) - 1, 0)  # a day has 23 hours now and then
+    while at < len(found) and found[at].start_s < end_s:
+        hours = (min(end_s, found[at].end_s) - max(start_s, found[at].start_s)) / 3600
+        if hours > 0:
+            yield found[at], hours
+        at += 1
+
+
+def accrued(report: Report) -> list[tuple[float, float]]:
+    """GPU hours saved up to each moment of the period: a span's saving is booked while it lasts, not when it ends."""
+    own = {line.job.raw_id for line in report.jobs}
+    slopes: list[tuple[float, float]] = []
+    for span in report.spans:
+        resident, guest = rates_of(span)
+        begin_s = max(float(span.start_s), report.start_s)
+        end_s = min(span.start_s + lasted_s(span, report.end_s), report.end_s)
+        if resident is not None and guest is not None and end_s > begin_s:
+            share = ((span.resident_job in own) + (span.guest_job in own)) / 2
+            running = span_s(span, report.end_s) / lasted_s(span, report.end_s)
+            slope = share * running * span.gpus * (resident + guest - 1) / 3600
+            slopes += [(begin_s, slope), (end_s, -slope)]
+    return list(_thinned(_integral(sorted(slopes))))
+
+
+def crosses_period(report: Report) -> bool:
+    """Whether two jobs shared across the beginning or the end of the period."""
+    return any(
+        span.start_s < report.start_s or span.start_s + lasted_s(span, report.end_s) > report.end_s
+        for span in report.spans
+    )
+
+
+def _integral(slopes: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    total = slope = 0.0
+    last_s: float | None = None
+    for at_s, change in slopes:
+        if last_s is not None:
+            total += slope * (at_s - last_s)
+        slope += change
+        last_s = at_s
+        yield at_s, total
+
+
+def _thinned(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    found = list(points)
+    step = max(len(found) // POINTS, 1)
+    return [*found[::step], found[-1]] if found else []

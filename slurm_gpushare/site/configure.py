@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults
-from slurm_gpushare.site.gres_file import Device, autodetect, devices
-from slurm_gpushare.site.settings_file import Setting, merge_settings, read_settings
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices, gpu_count, gpu_types, job_defaults
+from slurm_gpushare.site.site_files import Setting, lua_script, merge_settings, read_settings
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.configuration import slurm_user
-from slurm_gpushare.slurm.lua_scripts import lua_script
 from slurm_gpushare.slurm.nodes import Node
 
 _ALWAYS_COUNTED = frozenset({"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"})

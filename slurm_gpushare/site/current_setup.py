@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.site.site_files import ModelNodes
 from slurm_gpushare.slurm import values
+from slurm_gpushare.slurm.accounting import Limit
 from slurm_gpushare.slurm.configuration import Partition
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.gres import model_of_type
 from slurm_gpushare.slurm.interface import Slurm
-from slurm_gpushare.slurm.limits import Limit
-from slurm_gpushare.slurm.lua_scripts import ModelNodes
 from slurm_gpushare.slurm.nodes import Node
-from slurm_gpushare.slurm.release import Release
+from slurm_gpushare.slurm.values import expand
 
 FILES = ("gpushare.conf", "gres.conf", "cgroup.conf", "job_submit.lua", "cli_filter.lua")
 
@@ -136,3 +137,41 @@ def gpu_types(nodes: Iterable[Node]) -> set[str]:
 
 def gpu_count(node: Node) -> int:
     return sum(gres.count for gres in node.gres if gres.name == "gpu")
+
+
+# gres.conf as far as GPUs are concerned: which devices a node has, and whether it looks for them by itself.
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU's device file, and what the site says of it (``Cores=... Links=...``)."""
+
+    file: str
+    settings: str = ""
+
+
+def _lines(gres_conf: str) -> Iterator[dict[str, str]]:
+    for line in gres_conf.splitlines():
+        yield {key.lower(): value for key, value in values.pairs(line.split("#", 1)[0]).items()}
+
+
+def devices(gres_conf: str, node: str) -> tuple[Device, ...]:
+    """The node's GPUs, in the order of the file."""
+    found: list[Device] = []
+    for words in _lines(gres_conf):
+        names = expand(words["nodename"]) if "nodename" in words else (node,)
+        if words.get("name", "").lower() == "gpu" and node in names:
+            kept = " ".join(f"{key}={words[key.lower()]}" for key in ("Cores", "Links") if key.lower() in words)
+            found += [Device(file, kept) for file in expand(words.get("file", ""))]
+    return tuple(found)
+
+
+def autodetect(gres_conf: str, node: str) -> str:
+    """How the node finds its GPUs: what its own lines say, else what the file says for all, else ``off``."""
+    general, own = "off", None
+    for words in _lines(gres_conf):
+        if "autodetect" in words and "nodename" not in words:
+            general = words["autodetect"].lower()
+        elif "autodetect" in words and node in expand(words["nodename"]):
+            own = words["autodetect"].lower()
+    return own or general

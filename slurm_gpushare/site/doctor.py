@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from slurm_gpushare.config import load_config
-from slurm_gpushare.errors import EXTRA_OF, ConfigError, NotInstalled
+from slurm_gpushare.protocol.errors import EXTRA_OF, ConfigError, NotInstalled, SlurmError
+from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.site.current_setup import collect
 from slurm_gpushare.site.finding import Finding, Level, failed, passed, warned
 from slurm_gpushare.site.hold_checks import hold_board, hold_setup
 from slurm_gpushare.site.local_checks import CONTROLLER_CHECKS, LOCAL_CHECKS
 from slurm_gpushare.site.owner_checks import file_owners, helpers_directories, incoming_mode, script_owners
+from slurm_gpushare.site.script_checks import installed_units
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
-from slurm_gpushare.site.unit_checks import installed_units
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.interface import connect
 
 # What only the helper makes, at its first start.

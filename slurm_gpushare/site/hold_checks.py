@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_gpushare.config import PLACES_NOBODY, Config
+from slurm_gpushare.node.delivery import hold_dir
+from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
+from slurm_gpushare.protocol.users import user_name
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
 from slurm_gpushare.site.script_checks import is_executable, is_there
 from slurm_gpushare.slurm.configuration import completing_stops_everybody, slurm_user
-from slurm_gpushare.telemetry.spool import hold_dir
-from slurm_gpushare.users import user_name
 
 OLD_S = 120.0
 """The helper writes its beat every half minute at the least, also while nobody waits."""

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from slurm_gpushare.config import Config
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX, seal
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
-from slurm_gpushare.site.weak_places import may_write
+from slurm_gpushare.site.owner_checks import may_write
 from slurm_gpushare.store.credential import opener
-from slurm_gpushare.telemetry.spool import INCOMING, REJECTED, SUFFIX, seal
 
 Check = Callable[[Config], Iterable[Finding]]
 

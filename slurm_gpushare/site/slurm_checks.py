@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from slurm_gpushare.config import Config
-from slurm_gpushare.site import gres_file
+from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.release import Release, parse_release
+from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.users import user_name
+from slurm_gpushare.site import current_setup
 from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types, job_defaults
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
 from slurm_gpushare.site.script_checks import SCRIPT_CHECKS
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.configuration import missing_for_gangs, slurm_user, suspends_by_itself
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.nodes import WITHOUT_SHARDS
-from slurm_gpushare.slurm.release import Release, parse_release
-from slurm_gpushare.users import user_name
 
 Check = Callable[[SiteSetup, Config], Iterable[Finding]]
 
@@ -251,7 +251,7 @@ def autodetect(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     if text is None:
         return  # a configless node has none beside slurm.conf
     shared = facts.shared_nodes(config.partitions, config.gpu_models)
-    how = {node.name: gres_file.autodetect(text, node.name) for node in shared}
+    how = {node.name: current_setup.autodetect(text, node.name) for node in shared}
     if detecting := next((name for name, found in how.items() if found != "off"), None):
         yield failed(
             "autodetect",

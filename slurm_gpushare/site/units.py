@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_gpushare.config import DEFAULT_PATH, DEFAULTS, KEYS, Config, parse_config
-from slurm_gpushare.last_good import DEFAULT_PATH as LAST_GOOD
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.files import resource_dir
+from slurm_gpushare.protocol.settings import DEFAULT_PATH, DEFAULTS, KEYS, Config, parse_config
+from slurm_gpushare.protocol.settings_in_force import DEFAULT_PATH as LAST_GOOD
 from slurm_gpushare.site.configure import FileKind, Piece
 from slurm_gpushare.site.current_setup import SiteSetup
-from slurm_gpushare.site.settings_file import read_settings
+from slurm_gpushare.site.site_files import read_settings
 from slurm_gpushare.slurm.configuration import slurm_user
 
 # Where systemd looks for commands of its own accord.

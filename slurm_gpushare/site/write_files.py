@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from slurm_gpushare.atomic_files import replace_text, replacing
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import replace_text, replacing
 from slurm_gpushare.site.configure import FileKind, Piece
 
 BACKUP = "gpushare-backup"

@@ -6,13 +6,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
+from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.release import Release, parse_release
 from slurm_gpushare.slurm import runner
 from slurm_gpushare.slurm.accounting import (
     AccountedJob,
     AccountingQuery,
+    Limit,
     parse_accounting,
+    parse_limits,
     sacct_arguments,
     sacct_format,
+    sacctmgr_arguments,
 )
 from slurm_gpushare.slurm.configuration import (
     Partition,
@@ -21,9 +26,6 @@ from slurm_gpushare.slurm.configuration import (
     parse_partitions,
     parse_reservations,
 )
-from slurm_gpushare.slurm.cores import parse_cores
-from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError
-from slurm_gpushare.slurm.limits import Limit, parse_limits, sacctmgr_arguments
 from slurm_gpushare.slurm.nodes import Node, parse_nodes, sinfo_arguments
 from slurm_gpushare.slurm.queue import (
     BATCH_COLUMNS,
@@ -31,15 +33,15 @@ from slurm_gpushare.slurm.queue import (
     COMMENT_COLUMNS,
     NAME_COLUMNS,
     Job,
+    QueueReader,
+    parse_cores,
     parse_queue,
     parse_texts,
     squeue_arguments,
     squeue_settings,
 )
-from slurm_gpushare.slurm.queue_reader import QueueReader
-from slurm_gpushare.slurm.release import Release, parse_release
+from slurm_gpushare.slurm.runner import JobMovedOn, marked_rows, new_delimiter, time_format
 from slurm_gpushare.slurm.scontrol_session import ScontrolSession
-from slurm_gpushare.slurm.table import marked_rows, new_delimiter, time_format
 from slurm_gpushare.slurm.values import duration_s
 
 BUSY_PAUSES_S = (0.1, 0.3, 1.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.hostlist import expand
+from slurm_gpushare.slurm.values import expand
 
 _AS_OF = "Configuration data as of "
 

@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
+from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery, Limit
 from slurm_gpushare.slurm.configuration import Partition, Reservation
-from slurm_gpushare.slurm.errors import SlurmError
-from slurm_gpushare.slurm.limits import Limit
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.release import Release
 
 
 class Slurm(Protocol):

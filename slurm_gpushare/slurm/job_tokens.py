@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from slurm_gpushare.protocol.comment import clear_consent
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
-from slurm_gpushare.slurm.consent import clear_consent
-from slurm_gpushare.slurm.errors import AccountingDown
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.slurm.runner import AccountingDown
 
 # sacct's command line holds every id: keep it well under the kernel's limit for one argument.
 _AT_ONCE = 5_000

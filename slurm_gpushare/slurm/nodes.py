@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.gres import Gres, Usage, parse_gres, parse_used, type_index
-from slurm_gpushare.slurm.release import Release
-from slurm_gpushare.slurm.table import format_option, rows
+from slurm_gpushare.slurm.runner import format_option, rows
 
 COLUMNS = (
     "nodelist", "statecomplete", "gres", "gresused", "features_act", "cpusstate", "allocmem", "memory", "partitionname",

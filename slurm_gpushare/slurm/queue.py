@@ -6,16 +6,16 @@ waiting tasks of an array, which are one row, are told apart here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.tag import Tag, parse_tag
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.array_tasks import expand_tasks
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.slurm.gres import Gres, gres_of_all, parse_gres, typed_shards
-from slurm_gpushare.slurm.hostlist import expand
-from slurm_gpushare.slurm.table import format_option, rows
-from slurm_gpushare.slurm.tag import Tag, parse_tag
+from slurm_gpushare.slurm.runner import format_option, rows, value_rows
+from slurm_gpushare.slurm.values import expand, expand_tasks
 
 # Names that squeue -O has had unchanged from 22.05 to 26.05, but for the last two of the fourth line: a release that
 # does not know a column says so on stderr and leaves it empty. Nothing that tells what a job is: no name, command,
@@ -272,3 +272,56 @@ def parse_texts(output: str, columns: Sequence[str], delimiter: str) -> dict[str
         keys = [f"{number(row['arrayjobid'])}_{task}" for task in _tasks(row)] if "[" in key else [key]
         found.update(dict.fromkeys(keys, text))
     return found
+
+
+# The CPUs of a job, from ``scontrol show job -d``.
+
+
+_PART = re.compile(r"\bNodes=(\S+) CPU_IDs=([\d,-]+)")
+
+
+def parse_cores(output: str) -> frozenset[tuple[str, int]]:
+    """Node and CPU number of each CPU; empty where the job holds none or Slurm does not say."""
+    return frozenset(
+        (node, cpu) for nodes, cpus in _PART.findall(output) for node in expand(nodes) for cpu in expand_tasks(cpus)
+    )
+
+
+# The queue, read again and again: most of it is as it was at the last look.
+
+
+# What Slurm works out anew every few minutes for jobs that nobody has touched.
+_VOLATILE = tuple(COLUMNS.index(name) for name in ("prioritylong", "starttime", "endtime"))
+
+
+class QueueReader:
+    """Parses the queue again and again: rows that are as they were last time are not parsed again.
+
+    Of ten thousand waiting jobs a handful changes from one look to the next.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[str, ...], tuple[Job, ...]]] = {}
+
+    def parse(self, output: str, delimiter: str) -> list[Job]:
+        """The jobs in squeue's answer; the same object for one that has not changed."""
+        known, now = self._known, {}
+        jobs: list[Job] = []
+        for row in value_rows(output, len(COLUMNS), delimiter):
+            volatile = tuple([row[at] for at in _VOLATILE])
+            for at in _VOLATILE:
+                row[at] = ""
+            text = "\0".join(row)
+            found = known.get(text)
+            if found is None:
+                for at, value in zip(_VOLATILE, volatile, strict=True):
+                    row[at] = value
+                found = volatile, jobs_of_row(dict(zip(COLUMNS, row, strict=True)))
+            elif found[0] != volatile:
+                priority, start, end = number(volatile[0]), values.integer(volatile[1]), values.integer(volatile[2])
+                changed = (replace(job, priority=priority, start_s=start, end_s=end) for job in found[1])
+                found = volatile, tuple(changed)
+            now[text] = found
+            jobs.extend(found[1])
+        self._known = now
+        return jobs

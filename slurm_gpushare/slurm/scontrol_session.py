@@ -15,8 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from slurm_gpushare.slurm.errors import ControllerDown
-from slurm_gpushare.slurm.runner import DEFAULT_TIMEOUT_S, environment
+from slurm_gpushare.slurm.runner import DEFAULT_TIMEOUT_S, ControllerDown, environment
 
 PROMPT = b"scontrol: "
 LINES = 1000

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from itertools import product
+
+from slurm_gpushare.protocol.errors import BadInput, SlurmError
 
 ABSENT = frozenset({"", "(null)", "N/A", "None", "NONE", "Unknown", "UNLIMITED", "Partition_Limit", "NOT_SET", "n/a"})
 _UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -47,3 +54,127 @@ def tres(value: str) -> dict[str, str]:
 def pairs(line: str) -> dict[str, str]:
     """``Key=Value Key=Value`` of ``scontrol show ... -o``, for entities whose values hold no spaces."""
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+
+# Instants as people write them for squeue's and sacct's -S and -E.
+
+
+_RELATIVE = re.compile(r"now(?:([+-])(\d+)(seconds?|minutes?|hours?|days?|weeks?)?)?")
+# What each form leaves unsaid comes from today.
+_FORMS = (
+    (re.compile(r"\d{4}-\d\d-\d\d"), "%Y-%m-%d"),
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d"), "%Y-%m-%dT%H:%M"),
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"), "%Y-%m-%dT%H:%M:%S"),
+    (re.compile(r"\d{6}"), "%m%d%y"),
+    (re.compile(r"\d\d/\d\d/\d\d"), "%m/%d/%y"),
+)
+_YEARLESS = ((re.compile(r"\d{4}"), "%m%d"), (re.compile(r"\d\d/\d\d"), "%m/%d"))
+_DATELESS = ((re.compile(r"\d\d:\d\d"), "%H:%M"), (re.compile(r"\d\d:\d\d:\d\d"), "%H:%M:%S"))
+
+
+def _read(word: str, forms: Sequence[tuple[re.Pattern[str], str]]) -> datetime | None:
+    for pattern, form in forms:
+        if pattern.fullmatch(word):
+            try:
+                return datetime.strptime(word.replace(" ", "T"), form)
+            except ValueError:
+                return None
+    return None
+
+
+def parse_time(text: str, now: datetime | None = None) -> datetime:
+    """The local time that `text` means, in the forms that sacct(1) lists; BadInput for any other."""
+    now = now or datetime.now()
+    word = text.strip()
+    lowered = word.lower()
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    words = {
+        "today": midnight,
+        "midnight": midnight,
+        "noon": midnight.replace(hour=12),
+        "teatime": midnight.replace(hour=16),
+    }
+    if lowered in words:
+        return words[lowered]
+    if relative := _RELATIVE.fullmatch(lowered):
+        sign, amount, unit = relative.groups()
+        name = (unit or "seconds").rstrip("s") + "s"
+        delta = timedelta(**{name: int(amount or 0)})
+        return now - delta if sign == "-" else now + delta
+    if found := _read(word, _FORMS):
+        return found
+    if found := _read(word, _YEARLESS):
+        return found.replace(year=now.year)
+    if found := _read(word, _DATELESS):
+        return midnight.replace(hour=found.hour, minute=found.minute, second=found.second)
+    raise BadInput(f"'{text}' is not a time", "Write YYYY-MM-DD[THH:MM[:SS]], HH:MM, MM/DD, today or now-7days.")
+
+
+# Arrays as Slurm writes them: waiting tasks ``0-20:4,25,30-31%2``, a task's key ``6_2``.
+
+
+_MOST = 4_000_001  # Slurm's own bound of MaxArraySize
+_ITEM = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
+def expand_tasks(expression: str) -> tuple[int, ...]:
+    """The task numbers, in their order; ValueError for anything else, such as a list that Slurm cut off (``...``)."""
+    tasks: list[int] = []
+    for item in expression.strip().strip("[]").partition("%")[0].split(","):
+        found = _ITEM.fullmatch(item)
+        if found is None:
+            raise ValueError(f"'{expression}' names no array tasks")
+        first, last, step = found.groups()
+        if int(last or first) - int(first) + len(tasks) > _MOST or int(step or 1) == 0:
+            raise ValueError(f"'{expression[:60]}' names too many array tasks")
+        tasks.extend(range(int(first), int(last or first) + 1, int(step or 1)))
+    return tuple(tasks)
+
+
+def array_of(key: str) -> int:
+    """``6`` of 6_2, the id that the tasks of an array have while they wait together; a lone job's own."""
+    return int(re.split(r"[_+]", key)[0])
+
+
+# Slurm's short form of node names: ``gpu[0-3,7],login1``.
+
+
+MOST_NAMES = 1 << 17
+"""In one expression: twice what Slurm itself takes. A broken answer must not take the machine's memory."""
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+
+
+def _split(expression: str) -> list[str]:
+    """Split at commas that are outside brackets."""
+    parts, depth, start = [], 0, 0
+    for position, letter in enumerate(expression):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append(expression[start:position])
+            start = position + 1
+    return [part for part in [*parts, expression[start:]] if part]
+
+
+def _numbers(ranges: str) -> Iterable[str]:
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        if not last:
+            yield first
+            continue
+        if not (first.isdecimal() and last.isdecimal() and int(last) - int(first) < MOST_NAMES):
+            raise SlurmError(f"'{ranges[:60]}' is no range of nodes", "This Slurm release is not known.")
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+@lru_cache(maxsize=4096)
+def expand(expression: str) -> tuple[str, ...]:
+    """The names that an expression stands for, in its order."""
+    names: list[str] = []
+    for part in _split(expression.strip()):
+        pieces = _BRACKET.split(part)
+        options = [[piece] if index % 2 == 0 else list(_numbers(piece)) for index, piece in enumerate(pieces)]
+        if len(names) + math.prod(map(len, options)) > MOST_NAMES:
+            raise SlurmError(f"'{expression[:60]}' stands for too many nodes", "This Slurm release is not known.")
+        names.extend("".join(choice) for choice in product(*options))
+    return tuple(names)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
 
-from slurm_gpushare.telemetry.attributes import ATTRIBUTES
-from slurm_gpushare.telemetry.record import Features, Record
+from slurm_gpushare.protocol.attributes import ATTRIBUTES
+from slurm_gpushare.protocol.record import Features, Record
 
 Numbers = Mapping[str, float]
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, func, select
 
-from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.chunks import delete_in, select_in
+from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.statements import delete_in, select_in
 from slurm_gpushare.store.workloads import touch
 
 STRIKES = "strikes"
@@ -73,7 +73,7 @@ class Conduct:
             return
         with self._db.write() as connection:
             insert_many(connection, schema.strike, [asdict(item) for item in strikes])
-            counters.add(connection, {STRIKES: len(strikes)})
+            statements.add(connection, {STRIKES: len(strikes)})
             _measure_anew(connection, {item.token: item.at_s for item in strikes})
 
     def to_measure(self) -> frozenset[str]:
@@ -107,7 +107,7 @@ class Conduct:
             return
         with self._db.write() as connection:
             insert_many(connection, schema.broken_promise, [asdict(item) for item in promises])
-            counters.add(connection, {BROKEN_PROMISES: len(promises)})
+            statements.add(connection, {BROKEN_PROMISES: len(promises)})
 
     def broken_promises(self, since_s: float = 0.0) -> list[BrokenPromise]:
         """The audit trail, oldest first."""

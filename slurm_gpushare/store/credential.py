@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 _OPT_SOCKET = 8
 _SUCCESS = 0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.last_good import settings_in_force
-from slurm_gpushare.store.arrivals import Inbox
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.spool import Inbox
 
 
 def main() -> int:

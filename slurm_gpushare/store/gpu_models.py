@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, select
 
+from slurm_gpushare.protocol.record import gpu_model
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database
-from slurm_gpushare.telemetry.record import gpu_model
 
 MODEL_PREFIX = "gpu."
 """``gpu.V100`` counts the records of nodes that named this model."""

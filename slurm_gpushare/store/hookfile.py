@@ -17,11 +17,9 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from slurm_gpushare.atomic_files import replacing
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.ownership import hand_over
-from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.store import conduct, counters
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import hand_over, replacing, resource_dir
+from slurm_gpushare.store import conduct, statements
 from slurm_gpushare.store.combine import gpus_in
 from slurm_gpushare.store.gpu_models import own_names, reported_models
 from slurm_gpushare.store.store import Store
@@ -142,7 +140,7 @@ class HookFile:
 
 
 def _position(connection: Connection) -> tuple[int, int]:
-    return counters.get(connection, counters.CHANGE), counters.get(connection, counters.HOOK_EPOCH)
+    return statements.get(connection, statements.CHANGE), statements.get(connection, statements.HOOK_EPOCH)
 
 
 # CROSS JOIN keeps SQLite from starting with the profiles: it would walk through all of them for one change.

@@ -20,21 +20,19 @@ from pathlib import Path
 
 from sqlalchemy import delete, select
 
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.arrivals import Arrival, Refusal
-from slurm_gpushare.store.chunks import chunks
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.record import RecordKind, Scope
+from slurm_gpushare.protocol.record_json import RecordError, parse_record
+from slurm_gpushare.protocol.tokens import OwnedToken
+from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
 from slurm_gpushare.store.gpu_models import MODEL_PREFIX
-from slurm_gpushare.store.incoming import Spool, read_record
 from slurm_gpushare.store.intake import KeptRecord, insert_runs, take_in
 from slurm_gpushare.store.refine import Settled
 from slurm_gpushare.store.settle import give_up, settle, waiting_jobs
+from slurm_gpushare.store.spool import Arrival, Refusal, Spool, read_record
+from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.telemetry.record import RecordKind, Scope
-from slurm_gpushare.telemetry.record_json import parse_record
-from slurm_gpushare.telemetry.schema import RecordError
-from slurm_gpushare.tokens import OwnedToken
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +175,7 @@ class Ingest:
     def _bounds(self) -> tuple[frozenset[str], int]:
         known = self._store.counters.all()
         seen = {name.removeprefix(MODEL_PREFIX) for name in known if name.startswith(MODEL_PREFIX)}
-        return self._gpu_models | seen, known.get(counters.PRUNED_BEFORE, 0)
+        return self._gpu_models | seen, known.get(statements.PRUNED_BEFORE, 0)
 
     def _opened(self, arrived: Sequence[Arrival | Refusal]) -> list[tuple[Arrival, Sealed] | Refusal]:
         """The contents of credentials. Most of this is waiting for munged, so several threads wait at once."""
@@ -242,7 +240,7 @@ class Ingest:
             for row in rows:
                 key = (i.c.job_id == row.job_id, i.c.node == row.node, i.c.gpu_index == row.gpu_index)
                 connection.execute(delete(i).where(*key))
-            counters.add(connection, {"promoted": len(rows)})
+            statements.add(connection, {"promoted": len(rows)})
 
     def _is_due(self, job: int, runs: int, now_s: float) -> bool:
         patience = self._patience.get(job)

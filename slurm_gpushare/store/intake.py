@@ -10,14 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
 
-from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.chunks import delete_in, select_in
+from slurm_gpushare.protocol.record import Record, RecordKind
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.combine import Numbers, features_of
 from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.gpu_models import MODEL_PREFIX
 from slurm_gpushare.store.refine import forget_runs, uncount
-from slurm_gpushare.telemetry.record import Record, RecordKind
-from slurm_gpushare.telemetry.record_json import encode_record
+from slurm_gpushare.store.statements import delete_in, select_in
 
 _NO_NODE = "user"  # stands where a user's record names a node: nothing that a user can choose is kept
 
@@ -102,7 +102,7 @@ def take_in(database: Database, records: Sequence[KeptRecord], done_inbox: Seque
         for item in fresh:
             if item.by_node and item.gpu_model:
                 counts[MODEL_PREFIX + item.gpu_model] += 1
-        counters.add(connection, {name: count for name, count in counts.items() if count})
+        statements.add(connection, {name: count for name, count in counts.items() if count})
         rows = [*done_inbox, *(item.inbox_id for item in records if item.inbox_id is not None)]
         delete_in(connection, schema.inbox.c.id, rows)
     return counts

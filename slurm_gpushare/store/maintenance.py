@@ -11,16 +11,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, inspect, or_, select
 
-from slurm_gpushare.atomic_files import replacing
-from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.ownership import hand_over
-from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.chunks import chunks
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import hand_over, replacing
+from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
-from slurm_gpushare.store.database import Database, sqlite_path
-from slurm_gpushare.store.errors import RESTORE, StoreDamaged, StoreError
+from slurm_gpushare.store.database import RESTORE, Database, StoreDamaged, StoreError, sqlite_path
 from slurm_gpushare.store.journal import journal_fix
 from slurm_gpushare.store.migrate import known_migrations, migrate, store_version
+from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.store import Store
 
 
@@ -191,8 +189,8 @@ def prune(store: Store, before_s: float, *, dry_run: bool = False) -> Counter[st
     removed: Counter[str] = Counter()
     if not dry_run:
         with store.database.write() as connection:
-            horizon = max(counters.get(connection, counters.PRUNED_BEFORE), int(before_s))
-            counters.put(connection, counters.PRUNED_BEFORE, horizon)
+            horizon = max(statements.get(connection, statements.PRUNED_BEFORE), int(before_s))
+            statements.put(connection, statements.PRUNED_BEFORE, horizon)
     removed["workload"] = _prune_workloads(store.database, before_s, dry_run)
     removed["run"] = _prune_runs(store.database, before_s, dry_run)
     for table, column, key in _DATED:
@@ -274,7 +272,7 @@ def _prune_workloads(database: Database, before_s: float, dry_run: bool) -> int:
         with database.write() as connection:
             for table, column in _BY_TOKEN:
                 connection.execute(delete(table).where(table.c[column].in_(chunk)))
-            counters.add(connection, {counters.HOOK_EPOCH: 1})
+            statements.add(connection, {statements.HOOK_EPOCH: 1})
     return len(tokens)
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, inspect, select
 
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.errors import StoreError
+from slurm_gpushare.store.database import Database, StoreError
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 _CREATE_LEDGER = """CREATE TABLE IF NOT EXISTS schema_version (

@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import delete, select
 
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.chunks import chunks
 from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.workloads import Assignment, assign
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,190}", re.ASCII)

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slurm_gpushare.atomic_files import replacing
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.history import Decision, Span
-from slurm_gpushare.ownership import hand_over, make_open_dir
+from slurm_gpushare.node.delivery import seal
+from slurm_gpushare.node.figures import RunFigures
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import hand_over, make_open_dir, replacing
+from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.store.credential import opener
-from slurm_gpushare.telemetry.figures import RunFigures
-from slurm_gpushare.telemetry.spool import seal
 
 VERSION = 1
 PUBLIC = "jobs.json"

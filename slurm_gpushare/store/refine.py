@@ -13,12 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
+from slurm_gpushare.protocol.record import Record, enough_cpus
+from slurm_gpushare.protocol.record_json import parse_record
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.chunks import chunks, delete_in, select_in
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
 from slurm_gpushare.store.conduct import marks, measured
-from slurm_gpushare.store.counters import next_change
 from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.statements import chunks, delete_in, next_change, select_in
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile, touch
 
 _Key = tuple[str, str]  # token, GPU model
@@ -267,3 +268,35 @@ def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
         "needs_cluster": 1,
         "updated_s": now_s,
     }
+
+
+# How many CPUs a workload needs, as its owner measured it with ``gpushare profile --cpus``.
+#
+# A user's own record is enough here, although it founds no profile: it only decides what jobs of the same owner with
+# ``cpus=auto`` ask for, and ``sbatch -c`` would do as much.
+
+
+def keep_curves(connection: Connection, tokens: Mapping[int, str]) -> None:
+    """Keep the curves that users' runs brought, each under the token of its run. The latest measured counts."""
+    d = schema.run_detail.c
+    found: dict[str, Record] = {}
+    for row in select_in(connection, select(d.id, d.body), d.id, tokens):
+        record, token = parse_record(row.body), tokens[row.id]
+        if record.cpu_curve and (token not in found or record.end_s > found[token].end_s):
+            found[token] = record
+    rows = {
+        token: _row_cpu_curves(token, record) for token, record in found.items() if _is_news(connection, token, record)
+    }
+    if rows:
+        insert_many(connection, schema.cpu_curve, list(rows.values()), replace=True)
+        touch(connection, rows)
+
+
+def _is_news(connection: Connection, token: str, record: Record) -> bool:
+    c = schema.cpu_curve.c
+    known_s = connection.scalar(select(c.at_s).where(c.token == token))
+    return known_s is None or record.end_s >= known_s
+
+
+def _row_cpu_curves(token: str, record: Record) -> dict[str, object]:
+    return {"token": token, "cpus": enough_cpus(record.cpu_curve), "at_s": int(record.end_s)}

@@ -10,12 +10,12 @@ from typing import Any
 
 from sqlalchemy import Row, Select, delete, select
 
+from slurm_gpushare.node.figures import RunFigures
+from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.record_json import parse_record
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.chunks import select_in
 from slurm_gpushare.store.database import Database
-from slurm_gpushare.telemetry.figures import RunFigures
-from slurm_gpushare.telemetry.record import Record
-from slurm_gpushare.telemetry.record_json import parse_record
+from slurm_gpushare.store.statements import select_in
 
 
 @dataclass(frozen=True, slots=True)

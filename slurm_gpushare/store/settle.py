@@ -11,13 +11,12 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, or_, select, update
 
-from slurm_gpushare.store import counters, schema
-from slurm_gpushare.store.chunks import chunks, select_in
-from slurm_gpushare.store.cpu_curves import keep_curves
+from slurm_gpushare.protocol.tokens import TOKEN, OwnedToken
+from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.refine import RunNumbers, Settled, forget_runs, refine, uncount
+from slurm_gpushare.store.refine import RunNumbers, Settled, forget_runs, keep_curves, refine, uncount
+from slurm_gpushare.store.statements import chunks, select_in
 from slurm_gpushare.store.workloads import TOKENS_A_USER, claim, owners_of
-from slurm_gpushare.tokens import TOKEN, OwnedToken
 
 OWN_RECORDS_A_RUN = 5000
 WAITING_OF_A_JOB = 16
@@ -54,7 +53,7 @@ def give_up(database: Database, ended_before_s: float, users_before_s: float) ->
     with database.write() as connection:
         old = update(r).where(r.c.state == "waiting", late).values(state="unresolved")
         count = connection.execute(old).rowcount
-        counters.add(connection, {"unresolved": count} if count else {})
+        statements.add(connection, {"unresolved": count} if count else {})
     return count
 
 
@@ -101,7 +100,7 @@ def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, Owne
     _outrank(connection, outranked, accepted)
     fresh = _numbers(connection, {run_id: token for run_id, token in accepted.items() if run_id not in outranked})
     result.add(refine(connection, fresh))
-    counters.add(connection, {name: count for name, count in result.counts.items() if count})
+    statements.add(connection, {name: count for name, count in result.counts.items() if count})
     return result
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from slurm_gpushare.store.arrivals import Inbox
 from slurm_gpushare.store.conduct import Conduct
-from slurm_gpushare.store.counters import Counters
 from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.decisions import Decisions
 from slurm_gpushare.store.migrate import known_migrations, migrate, require_current
 from slurm_gpushare.store.models import KnowledgeDocuments, Models
 from slurm_gpushare.store.runs import InterimRecords, Runs
-from slurm_gpushare.store.sharing import Observations, SharingSpans
+from slurm_gpushare.store.sharing import Decisions, Observations, SharingSpans
+from slurm_gpushare.store.spool import Inbox
+from slurm_gpushare.store.statements import Counters
 from slurm_gpushare.store.workloads import Profiles, Workloads
 
 

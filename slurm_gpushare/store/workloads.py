@@ -12,9 +12,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.chunks import chunks, select_in
-from slurm_gpushare.store.counters import next_change
 from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.statements import chunks, next_change, select_in
 
 TOKENS_A_USER = 10_000
 """One token a workload: more would be a user who fills the store with them."""

@@ -17,7 +17,7 @@ from gpushare_lab.experiment.submitting import show
 from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import KNOWN, OTHERS, UNKNOWN, is_old, prefix, sbatch, set_conf, write_hook_file
 
-from slurm_gpushare.coschedule.acting.changes import GUEST_NICE
+from slurm_gpushare.helper.changes import GUEST_NICE
 
 USER = "games"
 LATER = "--begin=now+1hour"

@@ -15,10 +15,10 @@ from hook_testbed import USER, home_of
 from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, tick
 from telemetry_bed import endless, until, workload
 
-from slurm_gpushare.coschedule.changer import MANY
-from slurm_gpushare.coschedule.pairs import keeping
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ENOUGH
-from slurm_gpushare.store.incoming import Spool
+from slurm_gpushare.helper import promises
+from slurm_gpushare.helper.changer import MANY
+from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH
+from slurm_gpushare.store.spool import Spool
 
 Verdict = Callable[[str, str, str], None]
 GAMES = pwd.getpwnam(USER).pw_uid
@@ -83,7 +83,7 @@ def test_a_stopped_process_hides_nobody_from_the_sampler(testbed: Testbed, verdi
 def test_nobody_keeps_a_paused_job_suspended(
     testbed: Testbed, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "WAIT_FOR_CORES_S", 1.0)
+    monkeypatch.setattr(promises, "WAIT_FOR_CORES_S", 1.0)
     site = hungry_site(testbed)
     daemon, resident, guest = share(site, **STRICT)
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()

@@ -21,12 +21,12 @@ from helper_kit import TOKENS, Site
 from hook_testbed import USER, home_of, sbatch
 from telemetry_bed import configure, node_dir, samplers, spooled, start, until, workload
 
+from slurm_gpushare.protocol.record import RecordKind
 from slurm_gpushare.slurm import commands
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
-from slurm_gpushare.store.incoming import ENTRIES_A_LOOK, FILES_A_USER, KEPT_REJECTED
-from slurm_gpushare.telemetry.record import RecordKind
+from slurm_gpushare.store.spool import ENTRIES_A_LOOK, FILES_A_USER, KEPT_REJECTED
 
 Verdict = Callable[[str, str, str], None]
 GAMES = pwd.getpwnam(USER).pw_uid
@@ -173,9 +173,9 @@ def test_the_helpers_lock_is_its_own(site: Site, verdict: Verdict) -> None:
 
 FORGED = """
 import time
-from slurm_gpushare.config import load_config
-from slurm_gpushare.telemetry.record import *
-from slurm_gpushare.telemetry.spool import write_record
+from slurm_gpushare.protocol.settings import load_config
+from slurm_gpushare.protocol.record import *
+from slurm_gpushare.node.delivery import write_record
 stat = Stat(500, 3.0, 3.0, 3.0, 3.0, 0.0)
 period = Period(300.0, 0.0, {"gpu_util_pct": stat})
 now = time.time()

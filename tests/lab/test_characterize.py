@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from gpushare_lab.cli.characterize import characterize
 from gpushare_lab.paper.workloads import METHODS, SENSITIVE, enlarge, read_workloads
 
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.clusters import ClusterModel, elbow, fit_clusters
-from slurm_gpushare.knowledge.shipped import default_model
+from slurm_gpushare.knowledge.kb import default_model
+from slurm_gpushare.protocol.errors import BadInput
 
 FIGURE_4 = [(21, 8), (61, 43), (89, 56)]
 BLOBS = np.vstack([np.random.default_rng(0).normal(centre, 2, (20, 2)) for centre in ((10, 10), (50, 40), (90, 60))])

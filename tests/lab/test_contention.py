@@ -15,7 +15,7 @@ from gpushare_lab.job.workload import rate_function
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHT, HEAVY, IDLE = Demand(25, 10, 1000), Demand(95, 50, 8000), Demand(0, 0, 500)

@@ -14,7 +14,7 @@ from emulated import NODE, EmulatedNode
 from gpushare_lab.emulator import ComputeMode, build_library, clear_faults, create_node, set_compute_mode, set_fault
 from gpushare_lab.emulator.card import CardBusy, Demand, OutOfMemory, Sample, Seat, now_us
 
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 GPU_IS_LOST, NOT_FOUND, DRIVER_NOT_LOADED, NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT = 15, 6, 9, 3, 13, 2
 HOLD = """

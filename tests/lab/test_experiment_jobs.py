@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushare_lab.paper.jobs import paper_jobs
 
-from slurm_gpushare.tokens import TOKEN
+from slurm_gpushare.protocol.tokens import TOKEN
 
 
 def test_every_job_of_the_paper_has_a_token_of_its_own() -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from gpushare_lab.peers.registry import NAMES, make_policy, parse_policies
 
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.simulate.metrics import metrics
-from slurm_gpushare.simulate.ours import Options
-from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs
-from slurm_gpushare.simulate.world import World
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.our_policy import Options
+from slurm_gpushare.whatif.outcome import metrics
+from slurm_gpushare.whatif.simulate import run
+from slurm_gpushare.whatif.world import World
 
 NO = np.nan
 

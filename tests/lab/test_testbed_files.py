@@ -26,8 +26,8 @@ from gpushare_lab.testbed.processes import (
 )
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.settings import parse_config
 
 LAYOUT = Layout(Path("/tmp/x"))
 STATE = State("bookworm", "22.05.8", Shape(nodes=2, gpus=2, shards=3), True, Ports(20001, 20002, (20003, 20004)))

@@ -18,11 +18,11 @@ from gpushare_lab.experiment.submitting import submit
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.config import Config, load_config
-from slurm_gpushare.coschedule.acting.changes import place
-from slurm_gpushare.coschedule.daemon import Daemon
-from slurm_gpushare.coschedule.tick import TickReport
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
+from slurm_gpushare.helper.changes import place
+from slurm_gpushare.helper.daemon import Daemon
+from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
+from slurm_gpushare.helper.tick import TickReport
+from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.gres import type_index
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.queue import Job

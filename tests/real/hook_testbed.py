@@ -17,8 +17,8 @@ from gpushare_lab.testbed.configuration import version, with_keys
 from gpushare_lab.testbed.daemons import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.slurm.tag import Tag, parse_tag
+from slurm_gpushare.protocol.files import resource_dir
+from slurm_gpushare.protocol.tag import Tag, parse_tag
 
 USER = "games"
 KNOWN = "gs-" + "k" * 20

@@ -7,7 +7,7 @@ from gpushare_lab.chaos.run import Chaos
 from gpushare_lab.chaos.stream import KINDS
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.slurm.release import parse_release
+from slurm_gpushare.protocol.release import parse_release
 
 ONE_OF_EACH = (
     "kill -9 of the helper 5 times",

@@ -13,7 +13,7 @@ from gpushare_lab.testbed.configuration import with_keys
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.store import Store
 

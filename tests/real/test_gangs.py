@@ -19,11 +19,11 @@ from helper_kit import SLEEP, TOKENS, Site
 from pair_kit import after_ticks, alone_is_known, kinds, tick
 from telemetry_bed import configure, workload
 
-from slurm_gpushare.coschedule.acting.apply import release_jobs
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY
+from slurm_gpushare.helper.apply import release_jobs
+from slurm_gpushare.helper.pair_speeds import ACTIVITY
+from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.slurm.configuration import GANGS_NEED
 from slurm_gpushare.slurm.interface import connect
-from slurm_gpushare.slurm.release import parse_release
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles

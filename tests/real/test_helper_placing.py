@@ -12,9 +12,8 @@ from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site, original
 
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
-from slurm_gpushare.coschedule.view.taking_part import token_of
-from slurm_gpushare.slurm.tag import Tag
+from slurm_gpushare.helper.occupancy import GpuAddress, placed_card, token_of
+from slurm_gpushare.protocol.tag import Tag
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site, original, pin
 
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
+from slurm_gpushare.helper.occupancy import GpuAddress
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from hook_testbed import KNOWN, USER, home_of, is_old, refused, sbatch, write_hook_file
 
-from slurm_gpushare.coschedule.acting.changes import GUEST_NICE
+from slurm_gpushare.helper.changes import GUEST_NICE
 
 OPTOUT = [sys.executable, "-m", "slurm_gpushare", "optout"]
 

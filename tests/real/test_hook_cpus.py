@@ -11,10 +11,10 @@ from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import KNOWN, UNKNOWN, home_of, place, sbatch, write_hook_file
 from telemetry_bed import WAIT_TO_BE_MEASURED, begin_when_measured, ingest_until, spooled, until, workload
 
+from slurm_gpushare.protocol.record import RecordKind, Scope
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.workloads import Assignment
-from slurm_gpushare.telemetry.record import RecordKind, Scope
 
 AUTO = f"{KNOWN},cpus=auto"
 SEEN = "echo ${SLURM_CPUS_PER_TASK:-none} $SLURM_CPUS_ON_NODE $(srun printenv SLURM_CPUS_ON_NODE | tail -n1) > ~/cpus"

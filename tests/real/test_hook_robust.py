@@ -23,7 +23,7 @@ from hook_testbed import (
     write_hook_file,
 )
 
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.files import resource_dir
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from gpushare_lab.testbed.configuration import version
 from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import KNOWN, home_of, place, sbatch, write_hook_file
 
-from slurm_gpushare.tokens import TokenFile
+from slurm_gpushare.protocol.tokens import TokenFile
 
 STEPS = (
     "",

@@ -22,8 +22,8 @@ from hook_testbed import (
     write_hook_file,
 )
 
-from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.protocol.files import resource_dir
+from slurm_gpushare.protocol.tag import parse_tag
 
 REQUEST = ("TresPerJob", "TresPerNode", "TresPerSocket", "TresPerTask", "CpusPerTres", "MemPerTres", "TresBind")
 

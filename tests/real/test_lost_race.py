@@ -10,12 +10,12 @@ from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import SLEEP, Site
 
-from slurm_gpushare.coschedule.acting.apply import Outcome, apply
-from slurm_gpushare.coschedule.acting.changes import place, restore
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
+from slurm_gpushare.helper.apply import Outcome, apply
+from slurm_gpushare.helper.changes import place, restore
+from slurm_gpushare.helper.occupancy import GpuAddress
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import parse_tag
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from telemetry_bed import workload
 
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
+from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.published import OWNERS, PUBLIC
 

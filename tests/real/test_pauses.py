@@ -14,8 +14,8 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from pair_kit import after_ticks, hungry_site, kinds, share, tick
 
-from slurm_gpushare.coschedule.acting.pauses import CPUS_TAKEN
-from slurm_gpushare.coschedule.pairs import keeping
+from slurm_gpushare.helper import promises
+from slurm_gpushare.helper.pauses import CPUS_TAKEN
 from slurm_gpushare.slurm.interface import connect
 
 STRICT = {"resident_budget_pct": 1.0, "pause_most_pct": 100.0}
@@ -42,7 +42,7 @@ def seen_by_owner(site: Site, job: str) -> tuple[str, str]:
 def test_a_job_whose_cores_were_taken_in_a_pause_waits_for_them_but_not_for_long(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "WAIT_FOR_CORES_S", 600.0)
+    monkeypatch.setattr(promises, "WAIT_FOR_CORES_S", 600.0)
     daemon, resident, guest = share(site, **STRICT)
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
     state, said = seen_by_owner(site, guest)
@@ -69,7 +69,7 @@ def test_a_job_whose_cores_were_taken_in_a_pause_waits_for_them_but_not_for_long
 
     assert after_ticks(site, daemon, waits), site.picture()
     assert CPUS_TAKEN in " ".join(seen_by_owner(site, guest)[1].split())
-    monkeypatch.setattr(keeping, "WAIT_FOR_CORES_S", 1.0)
+    monkeypatch.setattr(promises, "WAIT_FOR_CORES_S", 1.0)
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].state == "RUNNING"), site.picture()
     assert site.jobs()[greedy].state == "RUNNING", "who took its cores keeps running beside it"
     tick(site, daemon)

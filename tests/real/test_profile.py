@@ -22,8 +22,8 @@ from telemetry_bed import (
     workload,
 )
 
+from slurm_gpushare.protocol.record import Closed, RecordKind, Scope
 from slurm_gpushare.store import Store
-from slurm_gpushare.telemetry.record import Closed, RecordKind, Scope
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 

@@ -17,8 +17,8 @@ from helper_kit import TOKENS, Site, pin
 from store_helpers import overwrite_table
 from telemetry_bed import endless
 
-from slurm_gpushare.coschedule.acting.pauses import pause
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
+from slurm_gpushare.helper.occupancy import GpuAddress
+from slurm_gpushare.helper.pauses import pause
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile

@@ -14,7 +14,7 @@ import pytest
 from gpushare_lab.testbed.processes import marked_pids, wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.slurm.release import parse_release
+from slurm_gpushare.protocol.release import parse_release
 
 TRACE = "submit_s,duration_s,num_gpus\n" + "".join(f"{2 * at},{40 + 13 * (at % 5)},1\n" for at in range(12))
 PAIRS = "profile_a,profile_b,gpu_model,rate_a,rate_b\na,a,V100,0.95,0.95\na,b,V100,0.9,0.95\nb,b,V100,0.9,0.9\n"

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from slurm_gpushare.promises import SitePromises
-from slurm_gpushare.report.known_history import History
+from slurm_gpushare.protocol.history import Span
+from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.tag import Tag
+from slurm_gpushare.report.job_history import History
 from slurm_gpushare.report.page.knowledge import KnowledgeCells, ProfilePoint
 from slurm_gpushare.report.page.report_page import render
 from slurm_gpushare.report.summary import summarise
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.slurm.tag import Tag
-from slurm_gpushare.store.sharing import Span
 
 T0 = 1_790_000_000
 WIDTHS = {"desk": 1280, "tablet": 820, "phone": 390}

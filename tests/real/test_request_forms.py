@@ -13,10 +13,9 @@ from gpushare_lab.testbed.layout import GPU_MODEL, Shape
 from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import USER, home_of, write_hook_file
 
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.site.end_to_end import try_forms
+from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.site.request_forms import Form, GpusSeen, forms
-from slurm_gpushare.slurm.trial_jobs import Answer, TrialJobs
+from slurm_gpushare.site.trial_jobs import Answer, TrialJobs, try_forms
 
 
 def brief(testbed: Testbed) -> list[Form]:

@@ -14,9 +14,9 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from pair_kit import after_ticks, hungry_site, kinds, share
 
-from slurm_gpushare.coschedule.daemon import Daemon
-from slurm_gpushare.coschedule.tick import TickReport
-from slurm_gpushare.slurm.release import parse_release
+from slurm_gpushare.helper.daemon import Daemon
+from slurm_gpushare.helper.tick import TickReport
+from slurm_gpushare.protocol.release import parse_release
 
 
 @pytest.fixture

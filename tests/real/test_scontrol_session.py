@@ -9,8 +9,9 @@ from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.errors import JobMovedOn, SlurmError
+from slurm_gpushare.slurm.runner import JobMovedOn
 from slurm_gpushare.slurm.scontrol_session import ScontrolSession
 
 

@@ -10,10 +10,9 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
 from telemetry_bed import configure, endless, node_dir, workload
 
-from slurm_gpushare.coschedule.daemon import Daemon
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY, ENOUGH
-from slurm_gpushare.coschedule.pairs.measuring import Tally
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress, placed_card
+from slurm_gpushare.helper.daemon import Daemon
+from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
+from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH, Tally
 from slurm_gpushare.slurm.gres import type_index
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 

@@ -23,7 +23,7 @@ from telemetry_bed import (
     workload,
 )
 
-from slurm_gpushare.telemetry.record import Closed, Record, RecordKind
+from slurm_gpushare.protocol.record import Closed, Record, RecordKind
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 

@@ -29,7 +29,7 @@ from telemetry_bed import (
     workload,
 )
 
-from slurm_gpushare.telemetry.record import RecordKind
+from slurm_gpushare.protocol.record import RecordKind
 
 pytestmark = pytest.mark.usefixtures("raw_shards")
 

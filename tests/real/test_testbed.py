@@ -18,7 +18,7 @@ from gpushare_lab.testbed.layout import Layout, Shape
 from gpushare_lab.testbed.processes import marked_pids, start_ticks, wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 GPUSHARE = [sys.executable, "-m", "gpushare_lab"]
 

@@ -17,9 +17,9 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
 from telemetry_bed import workload
 
+from slurm_gpushare.protocol.release import parse_release
+from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.release import parse_release
-from slurm_gpushare.slurm.tag import Tag
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 
 A_NODE = "gpu1"

@@ -49,7 +49,7 @@ def run(site: Path, *arguments: str) -> str:
 
 @pytest.mark.parametrize("name", DATA)
 def test_the_wheel_has_every_file_of(site: Path, name: str) -> None:
-    code = f"from slurm_gpushare.resources import resource_dir as r; print(r('{name}'))"
+    code = f"from slurm_gpushare.protocol.files import resource_dir as r; print(r('{name}'))"
     found = Path(run(site, "-c", code).strip())
     assert site in found.parents
     wanted = {path.relative_to(ROOT / name) for path in (ROOT / name).rglob("*") if path.is_file()}

@@ -9,7 +9,7 @@ from gpushare_lab.experiment.submitting import show, submit, wait_for
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.knowledge.csv_files import read_pairs
+from slurm_gpushare.knowledge.tables import read_pairs
 
 WORKLOAD = f"exec {sys.executable} -m gpushare_lab.job.workload"
 PAIRS = "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b\nsmall,large,V100,1,0.40,0.85\n"

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, NOW, Tags, command_record, record, token
 
-from slurm_gpushare.config import DEFAULTS
+from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.settings import DEFAULTS
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.local_checks import munge
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import CredentialError, MungeDown, OpenCredential, Sealed, _Command, _Library
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.telemetry.record import Record
-from slurm_gpushare.telemetry.record_json import encode_record
-from slurm_gpushare.tokens import OwnedToken
 
 NOBODY = 65534
 

@@ -12,13 +12,12 @@ from gpushare_lab.testbed import database
 from gpushare_lab.testbed.layout import Layout
 from sqlalchemy import create_engine
 
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.arrivals import Inbox
-from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.errors import StoreError
+from slurm_gpushare.store.database import Database, StoreError
 from slurm_gpushare.store.maintenance import backup
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
+from slurm_gpushare.store.spool import Inbox
 
 UNIT = Path(__file__).parents[1] / "unit"
 MODULES = ("combine", "hookfile", "ingest", "killed", "memory", "privacy", "prune", "schema")

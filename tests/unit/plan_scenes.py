@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from slurm_gpushare.coschedule.planning.plan import plan
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.coschedule.view.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot
+from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot
 from slurm_gpushare.knowledge.rates import RateTable
+from slurm_gpushare.protocol.policy import PolicySettings
 
 NOW = 1_000_000.0
 SETTINGS = PolicySettings()

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.gres import parse_gres, parse_used
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.release import Release
-from slurm_gpushare.slurm.tag import parse_tag
 
 OLD, NEW = Release(22, 5, 8), Release(24, 11, 5)
 NOW = 1_800_000_000

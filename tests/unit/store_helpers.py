@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from slurm_gpushare.protocol.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import CredentialError, Sealed
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.telemetry.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
-from slurm_gpushare.telemetry.record_json import encode_record
-from slurm_gpushare.tokens import OwnedToken
 
 NOW = 1_800_000_000.0
 ALICE, BOB = 1001, 1002

@@ -15,12 +15,12 @@ import pytest
 
 from slurm_gpushare.cli import assess as command
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.simulate.assess import PastJob, assess_partition, deal, most_in_use, shipped_pairs
-from slurm_gpushare.simulate.traces import read_any_trace, read_jobs
-from slurm_gpushare.simulate.workload import make_workload
+from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
-from slurm_gpushare.slurm.errors import ControllerDown
+from slurm_gpushare.slurm.runner import ControllerDown
+from slurm_gpushare.whatif.assess import PastJob, assess_partition, deal, most_in_use, shipped_pairs
+from slurm_gpushare.whatif.jobs import make_workload
+from slurm_gpushare.whatif.traces import read_any_trace, read_jobs
 
 OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
 pod-0,12000,16384,1,460,,LS,Succeeded,100,700,160

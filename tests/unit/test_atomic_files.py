@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.atomic_files import replace_text, replacing
+from slurm_gpushare.protocol.files import replace_text, replacing
 
 
 def test_a_file_gets_its_text_and_mode_whatever_the_umask(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ import pytest
 from slurm_things import running
 from store_helpers import ALICE, NOW, Site, record, token
 
-from slurm_gpushare.coschedule.acting.pauses import resume
-from slurm_gpushare.coschedule.pairs.broken_pauses import PauseCheck
-from slurm_gpushare.coschedule.pairs.conduct_watch import ConductWatch
+from slurm_gpushare.helper.pauses import resume
+from slurm_gpushare.helper.profile_check import ConductWatch, PauseCheck
+from slurm_gpushare.protocol.record import Period, Record, RecordKind, Stat
+from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import Paused, Tag, parse_tag
-from slurm_gpushare.telemetry.record import Period, Record, RecordKind, Stat
-from slurm_gpushare.tokens import OwnedToken
 
 A = token(1)
 SINCE = int(NOW) - 100

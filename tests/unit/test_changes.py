@@ -7,17 +7,15 @@ from typing import Any
 
 from slurm_things import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job, running
 
-from slurm_gpushare.coschedule.acting.changes import GUEST_NICE, leave, place, restore
-from slurm_gpushare.coschedule.acting.time_limits import extension, most_lost_s
-from slurm_gpushare.coschedule.view.observe import expectation
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
-from slurm_gpushare.coschedule.view.queue_facts import TokenFacts
-from slurm_gpushare.coschedule.view.taking_part import token_of
+from slurm_gpushare.helper.changes import GUEST_NICE, extension, leave, most_lost_s, place, restore
+from slurm_gpushare.helper.observe import expectation
+from slurm_gpushare.helper.occupancy import GpuAddress, token_of
+from slurm_gpushare.helper.queue_facts import TokenFacts
+from slurm_gpushare.protocol.tag import parse_tag
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.report.status import tagged_jobs
 from slurm_gpushare.slurm.job_tokens import JobTokens
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import parse_tag
-from slurm_gpushare.tokens import OwnedToken
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1;l=1"
 TAG_OLD = f"GS1:c=1;t={TOKEN_A};o=shard:v100_0:2;l=1"

@@ -17,8 +17,8 @@ from slurm_things import WatchedSlurm, node
 
 from slurm_gpushare.cli import access, metrics, report, status
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.config import DEFAULTS, Config
-from slurm_gpushare.last_good import settings_in_force
+from slurm_gpushare.protocol.settings import DEFAULTS, Config
+from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.report.sources import PublishedSource, StoreSource
 from slurm_gpushare.store.store import Store
 

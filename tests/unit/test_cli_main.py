@@ -9,7 +9,7 @@ import click
 import pytest
 
 from slurm_gpushare.cli import main as cli
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 
 def run(argv: list[str]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpushare.cli import report as command
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.config import DEFAULTS
+from slurm_gpushare.protocol.settings import DEFAULTS
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ WRAPPER = [
     sys.executable,
     "-c",
     "import os, sys\n"
-    "from slurm_gpushare.telemetry.command import Command\n"
-    "from slurm_gpushare.telemetry.profile import wait_to_the_end\n"
+    "from slurm_gpushare.node.profile import Command\n"
+    "from slurm_gpushare.node.profile import wait_to_the_end\n"
     "sys.exit(wait_to_the_end(Command(sys.argv[1:], os.environ)))",
 ]
 
@@ -113,7 +113,7 @@ def test_ctrl_c_on_a_terminal_arrives_once() -> None:
 
 def test_a_command_that_is_not_there_is_said_as_shells_do() -> None:
     code = (
-        "import os\nfrom slurm_gpushare.telemetry.command import CannotRun, Command\n"
+        "import os\nfrom slurm_gpushare.node.profile import CannotRun, Command\n"
         "try: Command(['/no/such/thing'], os.environ)\n"
         "except CannotRun as error: print(error.shell_code, error)"
     )

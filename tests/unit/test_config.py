@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.config import KEYS, config_path, load_config, parse_config
-from slurm_gpushare.errors import ConfigError
+from slurm_gpushare.protocol.errors import ConfigError
+from slurm_gpushare.protocol.settings import KEYS, config_path, load_config, parse_config
 
 
 def test_every_default_is_valid() -> None:

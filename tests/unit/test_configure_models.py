@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.site.configure import Choice, Install, choose, pieces
-from slurm_gpushare.site.current_setup import SiteSetup
-from slurm_gpushare.site.gres_file import Device, autodetect, devices
+from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices
 from slurm_gpushare.slurm.configuration import Partition
 from slurm_gpushare.slurm.gres import Usage, parse_gres
 from slurm_gpushare.slurm.nodes import Node
-from slurm_gpushare.slurm.release import parse_release
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = Install(Path("/opt/python"), ROOT / "lua_bridge", ROOT / "prolog")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lua_hook import INTERPRETERS, LuaHook, literal, make_hook
 
-from slurm_gpushare.slurm.consent import Consent, UnclearConsent, parse_consent, without_consent
-from slurm_gpushare.tokens import OPTION
+from slurm_gpushare.protocol.comment import Consent, UnclearConsent, parse_consent, without_consent
+from slurm_gpushare.protocol.tokens import OPTION
 
 TOKEN = "gs-" + "k" * 20
 PLAIN = (TOKEN, None, False)

@@ -9,13 +9,13 @@ from test_job_facts import facts, known, text
 from test_report import PROMISE, T0, job
 
 from slurm_gpushare.cli.report_text import report_text
+from slurm_gpushare.node.figures import RunFigures
+from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.report.cpu_advice import CpuAdvice, CpuSummary, cpu_advice
 from slurm_gpushare.report.export import to_json
 from slurm_gpushare.report.job_facts import job_json
-from slurm_gpushare.report.known_history import History
+from slurm_gpushare.report.job_history import History
 from slurm_gpushare.report.summary import summarise
-from slurm_gpushare.slurm.tag import Tag
-from slurm_gpushare.telemetry.figures import RunFigures
 
 STARVED = RunFigures(measured_s=600, gpu_busy_pct=45.0, cpu_cores=3.9)
 SPARE = RunFigures(measured_s=600, gpu_busy_pct=90.0, cpu_cores=1.2)

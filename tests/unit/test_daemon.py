@@ -16,18 +16,18 @@ import psutil
 import pytest
 from store_helpers import overwrite_table
 
-from slurm_gpushare.config import Config, load_config
-from slurm_gpushare.coschedule import daemon as daemon_module
-from slurm_gpushare.coschedule import housekeeping, wakeup
-from slurm_gpushare.coschedule.daemon import Daemon, backfill
-from slurm_gpushare.coschedule.pairs.learner import base_name
-from slurm_gpushare.knowledge.shipped import default_kb
-from slurm_gpushare.slurm.errors import ControllerDown
+from slurm_gpushare.helper import daemon as daemon_module
+from slurm_gpushare.helper import events, housekeeping
+from slurm_gpushare.helper.daemon import Daemon, backfill
+from slurm_gpushare.helper.learner import base_name
+from slurm_gpushare.knowledge.kb import default_kb
+from slurm_gpushare.protocol.history import Decision
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.release import Release
+from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.decisions import Decision
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.maintenance import backup, damage
 from slurm_gpushare.store.published import read_public
@@ -86,8 +86,8 @@ def test_failures_make_the_pause_longer_and_news_do_not_shorten_it(
         elif tick < 7:
             raise ControllerDown("squeue: no answer")
 
-    monkeypatch.setattr(wakeup, "changed_at", lambda paths: (next(changes),))
-    monkeypatch.setattr(wakeup, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(events, "changed_at", lambda paths: (next(changes),))
+    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     with Store.create(config.store_url) as store:
         assert Daemon(config, EmptySlurm(answer), store).run()  # type: ignore[arg-type]
     pauses = [later - earlier for earlier, later in pairwise(ticks_at[1:])]

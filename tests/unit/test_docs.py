@@ -12,7 +12,7 @@ import pytest
 from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare.cli.main import gpushare
-from slurm_gpushare.config import KEYS
+from slurm_gpushare.protocol.settings import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from slurm_gpushare.coschedule.durations import UNKNOWN_SITE, Ahead, UsualScatter, expect, given_done, usual_scatter
-from slurm_gpushare.coschedule.view.store_facts import facts_by_token
-from slurm_gpushare.simulate.durations import Durations
-from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs
+from slurm_gpushare.helper.durations import UNKNOWN_SITE, Ahead, UsualScatter, expect, given_done, usual_scatter
+from slurm_gpushare.helper.queue_facts import facts_by_token
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.known_durations import Durations
 
 
 def ends(middle_s: float, spread: float, limit_s: float, done_s: float) -> tuple[float, float, float]:

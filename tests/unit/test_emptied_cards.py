@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from slurm_things import TOKEN_A, TOKEN_B, job, node, running
 
-from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.coschedule import changer
-from slurm_gpushare.coschedule.acting.changes import Change
-from slurm_gpushare.coschedule.answering import Answerer
-from slurm_gpushare.coschedule.emptied.contest import Contest
-from slurm_gpushare.coschedule.emptied.ended_jobs import EndedJob
-from slurm_gpushare.coschedule.emptied.recent_view import as_changed
-from slurm_gpushare.coschedule.tick import Helper
-from slurm_gpushare.coschedule.view.occupancy import CardShare, CardUse, GpuAddress, placed_card
-from slurm_gpushare.knowledge.shipped import default_kb
+from slurm_gpushare.helper import changer
+from slurm_gpushare.helper.answering import Answerer
+from slurm_gpushare.helper.changer import as_changed
+from slurm_gpushare.helper.changes import Change
+from slurm_gpushare.helper.events import EndedJob
+from slurm_gpushare.helper.hold import Contest
+from slurm_gpushare.helper.occupancy import CardShare, CardUse, GpuAddress, placed_card
+from slurm_gpushare.helper.tick import Helper
+from slurm_gpushare.knowledge.kb import default_kb
+from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.configuration import completing_stops_everybody
-from slurm_gpushare.slurm.errors import JobMovedOn
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.runner import JobMovedOn
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 

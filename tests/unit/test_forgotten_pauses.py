@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from slurm_things import NOW, TOKEN_A, running
 
-from slurm_gpushare.coschedule.pairs.forgotten_pauses import LEAST_S, SETTLE_S, ForgottenPauses
+from slurm_gpushare.helper.pauses import LEAST_S, SETTLE_S, ForgottenPauses
+from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.decisions import Decision
 
 
 class Commands:

@@ -12,18 +12,18 @@ from plan_scenes import NOWHERE, SETTINGS, Flat, card, decide, pending, places
 from plan_scenes import running as resident
 from slurm_things import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job, node
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.acting.changes import place, restore
-from slurm_gpushare.coschedule.pairs.ledger import pairs_now
-from slurm_gpushare.coschedule.planning.reasons import Code
-from slurm_gpushare.coschedule.planning.why_left import why_left
-from slurm_gpushare.coschedule.view.observe import View, observe
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress, occupancy, placed_card
-from slurm_gpushare.coschedule.view.queue_facts import QueueFacts, TokenFacts
-from slurm_gpushare.coschedule.view.snapshot import Gpu, How, LeftToSlurm, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.helper.changes import place, restore
+from slurm_gpushare.helper.observe import View, observe
+from slurm_gpushare.helper.occupancy import GpuAddress, occupancy, placed_card
+from slurm_gpushare.helper.pairs import pairs_now
+from slurm_gpushare.helper.queue_facts import QueueFacts, TokenFacts
+from slurm_gpushare.helper.reasons import Code
+from slurm_gpushare.helper.snapshot import Gpu, How, LeftToSlurm, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.helper.why_left import why_left
 from slurm_gpushare.knowledge.interference import GANG_DOUBT, Telemetry
+from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
-from slurm_gpushare.knowledge.shipped import default_kb
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.report.slow_down import gpu_s
 from slurm_gpushare.slurm.configuration import missing_for_gangs
 from slurm_gpushare.slurm.queue import Job

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slurm_things import TOKEN_A, job
 
-from slurm_gpushare.coschedule.planning.constraints import Sites
-from slurm_gpushare.coschedule.view.observe import _own_type
-from slurm_gpushare.coschedule.view.snapshot import Gpu, NodeRoom, PendingJob, Snapshot
+from slurm_gpushare.helper.observe import _own_type
+from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot
+from slurm_gpushare.helper.whole_gpus import Sites
 
 
 def test_type_comes_from_the_typed_original_request() -> None:

@@ -17,18 +17,18 @@ from store_helpers import ALICE, NOW, Site, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.model import model
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.pairs.site_knowledge import SiteKnowledge
-from slurm_gpushare.coschedule.planning.plan import plan
-from slurm_gpushare.coschedule.planning.why_left import why_left
-from slurm_gpushare.coschedule.view.snapshot import How, NodeRoom, PendingJob, Snapshot, WorkloadOnModel
-from slurm_gpushare.errors import ConfigError
+from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.site_knowledge import SiteKnowledge
+from slurm_gpushare.helper.snapshot import How, NodeRoom, PendingJob, Snapshot, WorkloadOnModel
+from slurm_gpushare.helper.why_left import why_left
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
-from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.protocol.errors import ConfigError
+from slurm_gpushare.protocol.settings import parse_config
+from slurm_gpushare.protocol.tag import parse_tag
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.gpu_models import models_of, own_names
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.sharing import Observation
-from slurm_gpushare.tokens import OwnedToken
 
 A, B = token(1), token(2)
 NODES = {name: NodeRoom(name, 32, 100_000) for name in ("v", "a")}

@@ -12,24 +12,22 @@ import numpy as np
 import pytest
 from slurm_things import NOW, TOKEN_A, TOKEN_B, job, node, running
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule import log
-from slurm_gpushare.coschedule.acting.tagging import adoptions, only_measured, untagged, withdrawals
-from slurm_gpushare.coschedule.lock import Lock
-from slurm_gpushare.coschedule.pairs.ledger import Ledger, Turn, pairs_now
-from slurm_gpushare.coschedule.pairs.spans import SpanKeeper, past_spans
-from slurm_gpushare.coschedule.view.observe import expectation, observe
-from slurm_gpushare.coschedule.view.occupancy import occupancy
-from slurm_gpushare.coschedule.view.queue_facts import QueueFacts, TokenFacts
-from slurm_gpushare.coschedule.view.taking_part import placeable, startable
-from slurm_gpushare.coschedule.wakeup import Wakeup
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.helper import log
+from slurm_gpushare.helper.daemon import Lock
+from slurm_gpushare.helper.events import Wakeup
+from slurm_gpushare.helper.observe import expectation, observe
+from slurm_gpushare.helper.occupancy import occupancy, placeable, startable
+from slurm_gpushare.helper.pairs import Ledger, SpanKeeper, Turn, pairs_now, past_spans
+from slurm_gpushare.helper.queue_facts import QueueFacts, TokenFacts
+from slurm_gpushare.helper.tagging import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.knowledge.rates import RateTable
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.history import Span
+from slurm_gpushare.protocol.settings import parse_config
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import parse_tag
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.errors import StoreError
-from slurm_gpushare.store.sharing import Span
+from slurm_gpushare.store.database import StoreError
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 
@@ -298,8 +296,8 @@ def test_news_ends_the_wait_and_a_signal_too(tmp_path: Path) -> None:
 
 def test_a_slow_tick_is_followed_by_a_longer_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.sleep", lambda _: None)
+    monkeypatch.setattr("slurm_gpushare.helper.events.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("slurm_gpushare.helper.events.time.sleep", lambda _: None)
     assert Wakeup([tmp_path]).wait(5, 8, lambda: False) == "tick"
     assert next(clock) >= 2 * 8
 
@@ -308,8 +306,8 @@ def test_a_tick_in_which_the_helper_stood_still_is_followed_by_a_short_rest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr("slurm_gpushare.coschedule.wakeup.time.sleep", lambda _: None)
+    monkeypatch.setattr("slurm_gpushare.helper.events.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("slurm_gpushare.helper.events.time.sleep", lambda _: None)
     assert Wakeup([tmp_path]).wait(5, 400, lambda: False, longest_rest_s=15) == "tick"
     assert 15 <= next(clock) < 20
 

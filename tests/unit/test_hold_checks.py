@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.coschedule.emptied.board import Board
+from slurm_gpushare.helper.hold import Board
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
 from slurm_gpushare.site.hold_checks import hold_board, hold_setup
 from slurm_gpushare.site.slurm_checks import pausing
-from slurm_gpushare.slurm.release import Release
 
 OURS = {"SlurmUser": "slurm(64030)", "EpilogSlurmctld": "/etc/slurm/gpushare_epilog_slurmctld"}
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.coschedule.emptied.board import Board
-from slurm_gpushare.coschedule.emptied.ended_jobs import EndedJob, EndedJobs
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.helper.events import EndedJob, EndedJobs
+from slurm_gpushare.helper.hold import Board
+from slurm_gpushare.protocol.files import resource_dir
 
 JOB, NODE = 41, "n0"
 

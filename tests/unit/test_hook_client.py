@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 from lua_hook import INTERPRETERS, LuaHook, literal, make_hook
 
-from slurm_gpushare.tokens import TokenFile
+from slurm_gpushare.protocol.tokens import TokenFile
 
 
 @pytest.fixture(params=INTERPRETERS)

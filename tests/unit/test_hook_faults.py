@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lua_hook import INTERPRETERS, KNOWN, OTHERS, ROOT, UNKNOWN, LuaHook, literal, make_hook
 
-from slurm_gpushare.config import KEYS
+from slurm_gpushare.protocol.settings import KEYS
 
 JOB = f'{{comment="gpushare:{KNOWN}", tres_per_job="gres/gpu:1"}}'
 # Time passes for the hook only when the test says so.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lua_hook import INTERPRETERS, KNOWN, UNKNOWN, LuaHook, make_hook
 
-from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.protocol.tag import parse_tag
 
 SHARED = {"comment": f"gpushare:{KNOWN}"}
 Desc = dict[str, str | int]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lua_hook import INTERPRETERS, KNOWN, OTHERS, UNKNOWN, LuaHook, make_hook
 
-from slurm_gpushare.slurm.tag import Tag, parse_tag
+from slurm_gpushare.protocol.tag import Tag, parse_tag
 
 SHARED = {"comment": f"gpushare:{KNOWN}"}
 NEW, OLD = "24.11.5", "22.05.8"

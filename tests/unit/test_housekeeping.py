@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 from store_helpers import overwrite_table
 
-from slurm_gpushare.coschedule import housekeeping
-from slurm_gpushare.coschedule.housekeeping import LOOK_EVERY_S, Housekeeping
+from slurm_gpushare.helper import housekeeping
+from slurm_gpushare.helper.housekeeping import LOOK_EVERY_S, Housekeeping
+from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.store import Store, schema
-from slurm_gpushare.store.decisions import Decision
-from slurm_gpushare.store.errors import StoreDamaged, StoreError, StoreReplaced
+from slurm_gpushare.store.database import StoreDamaged, StoreError, StoreReplaced
 from slurm_gpushare.store.maintenance import damage
 
 

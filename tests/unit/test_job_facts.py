@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from store_helpers import record
 
-from slurm_gpushare.history import Decision, Span
-from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.node.figures import RunFigures, looks_preallocated, run_figures
+from slurm_gpushare.protocol.history import Decision, Span
+from slurm_gpushare.protocol.record import Period, Stat
+from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.report.job_facts import JobFacts, KnownJob, facts_of, job_json
+from slurm_gpushare.report.job_history import JobHistory
 from slurm_gpushare.report.job_text import PREALLOCATED, WIDTH, bar, job_lines
-from slurm_gpushare.report.known_history import JobHistory
-from slurm_gpushare.report.story import tell
-from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.report.words import tell
 from slurm_gpushare.store.published import PublicJob
-from slurm_gpushare.telemetry.figures import RunFigures, looks_preallocated, run_figures
-from slurm_gpushare.telemetry.record import Period, Stat
 
 TOKEN = "gs-" + "a" * 20
 NOW = 10_000

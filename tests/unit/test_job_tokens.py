@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 from slurm_things import TOKEN_A, TOKEN_B, job
 
+from slurm_gpushare.protocol.tag import parse_tag
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.errors import AccountingDown
 from slurm_gpushare.slurm.job_tokens import JobTokens
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import parse_tag
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.slurm.runner import AccountingDown
 
 
 class Accounted:

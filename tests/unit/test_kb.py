@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpushare.cli.kb import kb
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.cells import (
     Cell,
     balanced_partners,
@@ -22,11 +21,11 @@ from slurm_gpushare.knowledge.cells import (
     ps_matrix,
     tercile_clusters,
 )
-from slurm_gpushare.knowledge.csv_files import PairTable, ProfileTable
 from slurm_gpushare.knowledge.interference import Spread, Telemetry
-from slurm_gpushare.knowledge.kb import KnowledgeBase
+from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, default_model
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
-from slurm_gpushare.knowledge.shipped import default_kb, default_model
+from slurm_gpushare.knowledge.tables import PairTable, ProfileTable
+from slurm_gpushare.protocol.errors import BadInput
 
 HEAD = "profile,gpu_model,gpu_util_mean_pct,mem_access_mean_pct,mem_used_mib,mem_total_mib\n"
 ROWS = "a,X,10,5,4000,16000\nb,X,50,20,9000,16000\nc,X,95,60,8000,16000\nd,X,30,15,2000,16000\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.csv_files import read_pairs, read_profiles, write_rows
+from slurm_gpushare.knowledge.tables import read_pairs, read_profiles, write_rows
+from slurm_gpushare.protocol.errors import BadInput
 
 PROFILES = "profile,gpu_model,gpu_util_mean_pct,mem_used_mib,mem_total_mib\n"
 PAIRS = "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b\n"

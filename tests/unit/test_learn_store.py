@@ -13,14 +13,15 @@ from store_helpers import ALICE, Site, command_record, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.model import model
-from slurm_gpushare.coschedule.pairs.cluster_tags import assign_new, in_force, refit
-from slurm_gpushare.coschedule.pairs.learner import Learner
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.shipped import default_kb
+from slurm_gpushare.helper.cluster_assignment import assign_new, in_force, refit
+from slurm_gpushare.helper.learner import Learner
+from slurm_gpushare.knowledge.kb import default_kb
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.history import Span
+from slurm_gpushare.protocol.record import Neighbour, Period, Stat
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.refine import by_nodes
-from slurm_gpushare.store.sharing import Observation, Span
-from slurm_gpushare.telemetry.record import Neighbour, Period, Stat
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.store.sharing import Observation
 
 A, B = token(1), token(2)
 

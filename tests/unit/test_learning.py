@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge import learning
 from slurm_gpushare.knowledge.beliefs import Beliefs
 from slurm_gpushare.knowledge.interference import Coefficients, Interference, Observed, Spread, Telemetry
 from slurm_gpushare.knowledge.learning import LearnedKnowledge, Refit
 from slurm_gpushare.knowledge.posterior import Posterior
+from slurm_gpushare.protocol.errors import BadInput
 
 PRODUCT = {"unknown": 0.5, "offset": 0.1, "burden": 0.1, "pair": 0.05}
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.config import parse_config
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.site.configure import Choice, _billing, _limit_commands
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.slurm_checks import accounting, limits
+from slurm_gpushare.slurm.accounting import parse_limits
 from slurm_gpushare.slurm.configuration import Partition
-from slurm_gpushare.slurm.limits import parse_limits
-from slurm_gpushare.slurm.release import Release
 
 CONFIG = parse_config("Partitions=gpu\nGpuModel=v100\n")
 CHOICE = Choice(("gpu",), ("v100",), 2)

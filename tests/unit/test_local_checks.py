@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.config import DEFAULTS
+from slurm_gpushare.protocol.settings import DEFAULTS
 from slurm_gpushare.site import local_checks
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.store.hookfile import HookFile

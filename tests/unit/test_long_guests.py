@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpushare.coschedule.view.snapshot import Gpu, How
+from slurm_gpushare.helper.snapshot import Gpu, How
 from tests.unit.plan_scenes import NOW, card, decide, pending, places, running
 
 LONG = pending("long", expected_s=20_000, limit_s=40_000)

@@ -7,7 +7,7 @@ import logging
 import pytest
 from slurm_things import node
 
-from slurm_gpushare.coschedule.view.lost_shards import LostShards
+from slurm_gpushare.helper.observe import LostShards
 from slurm_gpushare.slurm.gres import parse_gres
 
 

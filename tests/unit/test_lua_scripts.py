@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lua_hook import INTERPRETERS, ROOT
 
-from slurm_gpushare.slurm.lua_scripts import SCRIPTS, ModelNodes, lua_script
+from slurm_gpushare.site.site_files import SCRIPTS, ModelNodes, lua_script
 
 SLURM = """
 slurm = {

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpushare.cli.kb import kb
-from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.knowledge.csv_files import read_pairs
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
-from slurm_gpushare.knowledge.measure import rates_of, read_candidates, widest_first
+from slurm_gpushare.knowledge.pair_trials import rates_of, read_candidates, widest_first
+from slurm_gpushare.knowledge.tables import read_pairs
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.sharing import Observation
 

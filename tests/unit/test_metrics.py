@@ -16,26 +16,23 @@ from store_helpers import overwrite_table
 
 from slurm_gpushare.cli import metrics as command
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.coschedule.acting.explain import placed
-from slurm_gpushare.coschedule.acting.pauses import LONGEST_PAUSE_S
-from slurm_gpushare.coschedule.view.occupancy import occupancy
-from slurm_gpushare.coschedule.view.snapshot import How, Placement
-from slurm_gpushare.promises import SitePromises
-from slurm_gpushare.report.distribution import Distribution
+from slurm_gpushare.helper.explain import placed
+from slurm_gpushare.helper.occupancy import occupancy
+from slurm_gpushare.helper.pauses import LONGEST_PAUSE_S
+from slurm_gpushare.helper.snapshot import How, Placement
+from slurm_gpushare.protocol.files import resource_dir
+from slurm_gpushare.protocol.history import Decision, Span
+from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.tag import Paused, Tag
 from slurm_gpushare.report.job_lines import job_lines
-from slurm_gpushare.report.last_day import LastDay, last_day
-from slurm_gpushare.report.metrics import SpoolState, metrics, spool_state, store_figures
-from slurm_gpushare.report.roles import remembered_tag
+from slurm_gpushare.report.metrics import LastDay, SpoolState, last_day, metrics, spool_state, store_figures
+from slurm_gpushare.report.slow_down import Distribution, remembered_tag
 from slurm_gpushare.report.status import gpu_lines
-from slurm_gpushare.resources import resource_dir
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.slurm.errors import ControllerDown
 from slurm_gpushare.slurm.nodes import Node
-from slurm_gpushare.slurm.tag import Paused, Tag
-from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.runs import StoredRun
-from slurm_gpushare.store.sharing import Span
 from slurm_gpushare.store.store import Store
 
 NOW = 1_800_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_things import NEW, OLD, TOKEN_A, job, node, running
 
-from slurm_gpushare.coschedule.view.occupancy import CardUse, GpuAddress, occupancy, parse_card, placed_card
+from slurm_gpushare.helper.occupancy import CardUse, GpuAddress, occupancy, parse_card, placed_card
 
 USED_OLD = "gpu:v100_0:0(IDX:N/A),gpu:v100_1:0(IDX:N/A),shard:v100_0:1(IDX:0),shard:v100_1:0(IDX:N/A)"
 

@@ -11,10 +11,10 @@ from plan_scenes import Flat
 from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, node
 
 from slurm_gpushare.cli.job import _find
-from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.coschedule.publishing import KEPT_S, MOST_JOBS, OWN_EVERY_S, STAYS_S, Publisher
-from slurm_gpushare.coschedule.tick import Helper
-from slurm_gpushare.history import OPTED_OUT, Decision
+from slurm_gpushare.helper.publishing import KEPT_S, MOST_JOBS, OWN_EVERY_S, STAYS_S, Publisher
+from slurm_gpushare.helper.tick import Helper
+from slurm_gpushare.protocol.history import OPTED_OUT, Decision
+from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.report import sources
 from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_queue, job_json
 from slurm_gpushare.report.job_text import job_lines

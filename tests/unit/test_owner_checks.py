@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.config import Config, load_config
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.site import doctor
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
-from slurm_gpushare.site.owner_checks import file_owners, helpers_directories, incoming_mode, script_owners
-from slurm_gpushare.site.weak_places import Trusted, weak_places
-from slurm_gpushare.slurm.release import Release
+from slurm_gpushare.site.owner_checks import (
+    Trusted,
+    file_owners,
+    helpers_directories,
+    incoming_mode,
+    script_owners,
+    weak_places,
+)
 
 NOBODY, OTHER_GROUP = 65534, 65533
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

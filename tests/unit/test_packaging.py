@@ -3,7 +3,7 @@ from __future__ import annotations
 import configparser
 from pathlib import Path
 
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.files import resource_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ("lua_bridge", "prolog", "share", "sql")

@@ -10,16 +10,15 @@ import pytest
 from slurm_things import running
 from store_helpers import ALICE, BOB, NOW, Site, command_record, record, token
 
-from slurm_gpushare.coschedule.pairs import learner
-from slurm_gpushare.coschedule.pairs.cluster_tags import user_weights
-from slurm_gpushare.coschedule.pairs.conduct_watch import ConductWatch
-from slurm_gpushare.coschedule.pairs.past_profile import ProfileCheck
+from slurm_gpushare.helper import learner
+from slurm_gpushare.helper.cluster_assignment import user_weights
+from slurm_gpushare.helper.profile_check import ConductWatch, ProfileCheck
 from slurm_gpushare.knowledge.clusters import fit_clusters
+from slurm_gpushare.protocol.record import Neighbour, Period, Record, RecordKind, Stat
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.sharing import Observation
 from slurm_gpushare.store.workloads import Assignment, Profile
-from slurm_gpushare.telemetry.record import Neighbour, Period, Record, RecordKind, Stat
-from slurm_gpushare.tokens import OwnedToken
 
 A = token(1)
 

@@ -8,15 +8,13 @@ from dataclasses import replace
 import pytest
 from slurm_things import NOW, TOKEN_A, running
 
-from slurm_gpushare.coschedule.acting.apply import Outcome
-from slurm_gpushare.coschedule.acting.pauses import CPUS_SHARED, LONGEST_PAUSE_S, pause, resume, resume_all
-from slurm_gpushare.coschedule.pairs.judging import Standing
-from slurm_gpushare.coschedule.pairs.pausing import REST_S, Pauses, PauseStep, next_step
+from slurm_gpushare.helper.apply import Outcome
+from slurm_gpushare.helper.pauses import CPUS_SHARED, LONGEST_PAUSE_S, pause, resume, resume_all
+from slurm_gpushare.helper.promises import REST_S, Pauses, PauseStep, Standing, next_step
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.cores import parse_cores
-from slurm_gpushare.slurm.errors import UpdateRefused
-from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.slurm.queue import Job, parse_cores
+from slurm_gpushare.slurm.runner import UpdateRefused
 
 FINE = Standing(50.0, 1000.0, lost_s=50.0, shared_s=200.0, loss=0.25, error=0.02)
 SPENT = Standing(25.0, 1000.0, lost_s=248.0, shared_s=600.0, loss=0.4, error=0.02)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from plan_scenes import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
 
-from slurm_gpushare.coschedule.planning.recent_durations import RecentDurations
-from slurm_gpushare.coschedule.view.snapshot import How, NodeRoom, Plan, Snapshot
+from slurm_gpushare.helper.snapshot import How, NodeRoom, Plan, Snapshot
+from slurm_gpushare.helper.whole_gpus import RecentDurations
 
 
 def test_an_idle_card_is_taken_before_anything_is_shared() -> None:

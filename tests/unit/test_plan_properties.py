@@ -14,17 +14,17 @@ from slurm_things import job as slurm_job
 from slurm_things import node as slurm_node
 from slurm_things import running as slurm_running
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.acting.changes import place
-from slurm_gpushare.coschedule.planning.plan import plan
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.coschedule.view.observe import View, observe
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
-from slurm_gpushare.coschedule.view.queue_facts import QueueFacts, TokenFacts
-from slurm_gpushare.coschedule.view.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Plan
+from slurm_gpushare.helper.changes import place
+from slurm_gpushare.helper.observe import View, observe
+from slurm_gpushare.helper.occupancy import GpuAddress
+from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.queue_facts import QueueFacts, TokenFacts
+from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Plan
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.settings import parse_config
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import parse_tag
 
 SETTINGS = PolicySettings()
 MEM_MIB = 16_000

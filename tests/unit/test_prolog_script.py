@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.resources import resource_dir
+from slurm_gpushare.protocol.files import resource_dir
 
 MOST = 8
 

@@ -8,9 +8,8 @@ import pytest
 from gpushare_lab.experiment.scenarios import SITE
 from test_architecture import PACKAGE
 
-from slurm_gpushare.config import DEFAULTS, KEYS
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.settings import DEFAULTS, KEYS, SitePromises
 
 
 @pytest.mark.parametrize(
@@ -39,4 +38,4 @@ def test_promises_are_made_of_settings_only() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "SitePromises"
     }
-    assert made == {"config.py", "coschedule/policy_settings.py"}
+    assert made == {"protocol/policy.py", "protocol/settings.py"}

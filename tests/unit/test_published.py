@@ -13,18 +13,18 @@ from unittest.mock import patch
 import pytest
 from store_helpers import ALICE, NOW, record
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule import publishing
-from slurm_gpushare.coschedule.publishing import Publisher, own_figures
-from slurm_gpushare.history import Decision, Span, isd_of_rate, rate_of_isd
+from slurm_gpushare.helper import publishing
+from slurm_gpushare.helper.publishing import Publisher, own_figures
+from slurm_gpushare.node.figures import RunFigures, run_figures
+from slurm_gpushare.protocol.history import Decision, Span, isd_of_rate, rate_of_isd
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.report import sources
+from slurm_gpushare.report.job_history import of_job
 from slurm_gpushare.report.sources import PublishedSource, StoreSource
-from slurm_gpushare.report.story import tell
-from slurm_gpushare.report.task_decisions import of_job
+from slurm_gpushare.report.words import tell
 from slurm_gpushare.store import Store, published
 from slurm_gpushare.store.credential import Sealed
 from slurm_gpushare.store.published import NotPublished, OwnFigures, PublicJob, Published, TokenFigures
-from slurm_gpushare.telemetry.figures import RunFigures, run_figures
 
 SPAN = Span(1, 2, "", "", "n0", 0, "V100", 100, None, 0.9, 0.8, None, 0.7)
 OWN = OwnFigures(

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from recorded_pyslurm import Recorded, RecordedJob, recorded_jobs
 
-from slurm_gpushare.slurm.array_tasks import expand_tasks
-from slurm_gpushare.slurm.errors import ControllerDown, SlurmError
+from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.slurm.interface import connect
-from slurm_gpushare.slurm.pyslurm_backend import PyslurmSlurm, why_not
-from slurm_gpushare.slurm.pyslurm_jobs import listed, translate, unsure
+from slurm_gpushare.slurm.pyslurm_backend import PyslurmSlurm, listed, translate, unsure, why_not
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.release import Release
+from slurm_gpushare.slurm.runner import ControllerDown
+from slurm_gpushare.slurm.values import expand_tasks
 
 JOBS = list(recorded_jobs())
 IDS = [f"{job.record.id}-{job.label}" for job in JOBS]

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from plan_scenes import NOW, SETTINGS, Flat, card, pending, running
 
-from slurm_gpushare.coschedule.planning.plan import plan
-from slurm_gpushare.coschedule.planning.reasons import Code, Reason, duration_text, sentence, words
-from slurm_gpushare.coschedule.planning.why_left import why_left
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.coschedule.view.snapshot import Gpu, NodeRoom, PendingJob, Snapshot
-from slurm_gpushare.coschedule.wait_reasons import REFRESH_S, WaitReasons
+from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.reasons import Code, Reason, duration_text, sentence, words
+from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot
+from slurm_gpushare.helper.why_left import REFRESH_S, WaitReasons, why_left
+from slurm_gpushare.protocol.policy import PolicySettings
 
 RESIDENT = card(running())
 ENDS_SOON = card(running("soon", token=None, whole=True, expected_s=1001), index=1)

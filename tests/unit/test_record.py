@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_gpushare.telemetry.attributes import ATTRIBUTES
-from slurm_gpushare.telemetry.record import (
+from slurm_gpushare.protocol.attributes import ATTRIBUTES
+from slurm_gpushare.protocol.record import (
     Closed,
     Features,
     Neighbour,
@@ -24,8 +24,7 @@ from slurm_gpushare.telemetry.record import (
     gpu_model,
     new_id,
 )
-from slurm_gpushare.telemetry.record_json import encode_record, parse_record
-from slurm_gpushare.telemetry.schema import RecordError
+from slurm_gpushare.protocol.record_json import RecordError, encode_record, parse_record
 
 STATS = MappingProxyType({"gpu_util_pct": Stat(20, 91.0, 70.0, 3.0, 90.5, 12.0)})
 

@@ -13,24 +13,21 @@ from dataclasses import replace
 import pytest
 
 from slurm_gpushare.cli.report_text import report_text
-from slurm_gpushare.history import Span
-from slurm_gpushare.promises import SitePromises
+from slurm_gpushare.node.figures import RunFigures
+from slurm_gpushare.protocol.history import Decision, Span
+from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag
 from slurm_gpushare.report.charts.axes import ticks
-from slurm_gpushare.report.distribution import Distribution, spread
 from slurm_gpushare.report.export import CSV_COLUMNS, to_csv, to_json
-from slurm_gpushare.report.known_history import History
-from slurm_gpushare.report.over_time import accrued, shared_by_card, stretches
+from slurm_gpushare.report.job_history import History
 from slurm_gpushare.report.page import gpu_time
 from slurm_gpushare.report.page.knowledge import KnowledgeCells, ProfilePoint
 from slurm_gpushare.report.page.report_page import opening, render
 from slurm_gpushare.report.page.style import STYLE
-from slurm_gpushare.report.slow_down import isd_pct
-from slurm_gpushare.report.summary import Report, summarise
+from slurm_gpushare.report.slow_down import Distribution, isd_pct, spread
+from slurm_gpushare.report.summary import Report, accrued, shared_by_card, stretches, summarise
 from slurm_gpushare.report.words import natural
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.slurm.tag import Paused, Tag, parse_tag
-from slurm_gpushare.store.decisions import Decision
-from slurm_gpushare.telemetry.figures import RunFigures
 
 T0 = 1_790_000_000
 PROMISE = SitePromises(25, 50)

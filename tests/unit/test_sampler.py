@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.telemetry import card_search, sampler
-from slurm_gpushare.telemetry.card_search import CardSearch
-from slurm_gpushare.telemetry.dcgm import map_job
-from slurm_gpushare.telemetry.nvml import NvmlError
-from slurm_gpushare.telemetry.record import Record
-from slurm_gpushare.telemetry.sampler import Sampler
-from slurm_gpushare.telemetry.spool import SpoolError
+from slurm_gpushare.node import nvml, sampler
+from slurm_gpushare.node.dcgm import map_job
+from slurm_gpushare.node.delivery import SpoolError
+from slurm_gpushare.node.nvml import CardSearch, NvmlError
+from slurm_gpushare.node.sampler import Sampler
+from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.settings import Config, parse_config
 
 JOB, START_S = 7, 1_800_000_000.0
 
@@ -119,7 +118,7 @@ class Owner:
 
 
 def test_a_job_is_found_on_the_cards_that_its_processes_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_search, "processes_by_card", lambda: {0: [5], 1: [12, 5], 2: [], 3: [11]})
+    monkeypatch.setattr(nvml, "processes_by_card", lambda: {0: [5], 1: [12, 5], 2: [], 3: [11]})
     assert CardSearch(Owner()).look() == (1, 3)  # type: ignore[arg-type]
 
 
@@ -127,7 +126,7 @@ def test_a_card_search_outlives_a_driver_that_fails(monkeypatch: pytest.MonkeyPa
     def broken() -> dict[int, list[int]]:
         raise NvmlError("GPU is lost")
 
-    monkeypatch.setattr(card_search, "processes_by_card", broken)
+    monkeypatch.setattr(nvml, "processes_by_card", broken)
     assert CardSearch(Owner()).look() == ()  # type: ignore[arg-type]
 
 

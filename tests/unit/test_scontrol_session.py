@@ -10,7 +10,7 @@ import pytest
 
 from slurm_gpushare.slurm import scontrol_session
 from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.errors import ControllerDown
+from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.slurm.scontrol_session import ScontrolSession
 
 # Prompts, echoes and answers as Slurm's own does where it reads from a pipe.

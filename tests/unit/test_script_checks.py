@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_gpushare.config import parse_config
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.site import current_setup, doctor
 from slurm_gpushare.site.configure import _lua_lines
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
 from slurm_gpushare.site.hold_checks import hold_setup
 from slurm_gpushare.site.script_checks import hook, prologs
-from slurm_gpushare.slurm.release import Release
 
 
 def facts(tmp_path: Path, **slurm_conf: str) -> SiteSetup:

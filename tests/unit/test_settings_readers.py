@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lua_hook import ROOT
 
-from slurm_gpushare.config import KEYS, Config, parse_config
-from slurm_gpushare.errors import ConfigError
-from slurm_gpushare.last_good import settings_in_force
+from slurm_gpushare.protocol.errors import ConfigError
+from slurm_gpushare.protocol.settings import KEYS, Config, parse_config
+from slurm_gpushare.protocol.settings_in_force import settings_in_force
 
 SHELL_KEYS = {"partitions": "partitions", "state_dir": "state_dir", "dcgm_dir": "dcgm_job_mapping_dir",
               "spool_dir": "spool_dir", "slurm_user": "slurm_user", "hold_s": "epilog_hold_s",

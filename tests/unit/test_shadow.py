@@ -15,29 +15,28 @@ from hypothesis import strategies as st
 from plan_scenes import Flat
 from slurm_things import TOKEN_A, TOKEN_B, TOKEN_C, WatchedSlurm, job, node, running
 
-from slurm_gpushare.cli.shadow import shadow_lines, shadow_of
-from slurm_gpushare.config import Config, parse_config
-from slurm_gpushare.coschedule.acting.shadow import as_if_shareable
-from slurm_gpushare.coschedule.planning.reasons import Code
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.coschedule.tick import Helper, TickReport
-from slurm_gpushare.knowledge.shipped import default_kb
-from slurm_gpushare.promises import SitePromises
-from slurm_gpushare.report.known_history import History
+from slurm_gpushare.cli.report_text import shadow_lines, shadow_of
+from slurm_gpushare.helper.reasons import Code
+from slurm_gpushare.helper.shadow_policy import as_if_shareable
+from slurm_gpushare.helper.tick import Helper, TickReport
+from slurm_gpushare.knowledge.kb import default_kb
+from slurm_gpushare.protocol.history import Decision
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.settings import Config, SitePromises, parse_config
+from slurm_gpushare.protocol.tag import Tag
+from slurm_gpushare.report.job_history import History
 from slurm_gpushare.report.page.report_page import render
-from slurm_gpushare.report.page.shadow import TITLE
-from slurm_gpushare.report.story import of_decision
+from slurm_gpushare.report.page.shadow_period import TITLE
 from slurm_gpushare.report.summary import Report, summarise
-from slurm_gpushare.simulate.assess import PastJob
-from slurm_gpushare.simulate.shadow import KnownTokens, in_the_shadow, known_tokens
+from slurm_gpushare.report.words import of_decision
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.tag import Tag
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.decisions import Decision
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.whatif.assess import PastJob
+from slurm_gpushare.whatif.shadow import KnownTokens, in_the_shadow, known_tokens
 
 KNOWLEDGE = default_kb().knowledge()
 NOW = int(time.time())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurm_gpushare.simulate.durations import Durations
-from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs, Trace, make_workload
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs, Trace, make_workload
+from slurm_gpushare.whatif.known_durations import Durations
 
 
 @pytest.fixture

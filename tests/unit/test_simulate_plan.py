@@ -8,16 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_gpushare.coschedule.planning.plan import plan
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.coschedule.view.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Snapshot
 from slurm_gpushare.knowledge.rates import RateTable
-from slurm_gpushare.simulate.durations import Durations
-from slurm_gpushare.simulate.exclusive import Policy
-from slurm_gpushare.simulate.ours import Gpushare, Options
-from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.workload import MeasuredPairs, SimulatedJobs
-from slurm_gpushare.simulate.world import NOBODY, World
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.known_durations import Durations
+from slurm_gpushare.whatif.our_policy import Gpushare, Options
+from slurm_gpushare.whatif.simulate import Policy, run
+from slurm_gpushare.whatif.world import NOBODY, World
 
 SETTINGS = PolicySettings(extend_time_limit=True, aged_s=float("inf"))
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress, occupancy
+from slurm_gpushare.helper.occupancy import GpuAddress, occupancy
+from slurm_gpushare.protocol.release import Release, parse_release
 from slurm_gpushare.slurm.accounting import parse_accounting
 from slurm_gpushare.slurm.configuration import parse_config, parse_partitions, parse_reservations
 from slurm_gpushare.slurm.gres import Gres
 from slurm_gpushare.slurm.nodes import Node, parse_nodes
-from slurm_gpushare.slurm.queue import COMMENT_COLUMNS, Job, parse_queue, parse_texts
-from slurm_gpushare.slurm.queue_reader import QueueReader
-from slurm_gpushare.slurm.release import Release, parse_release
+from slurm_gpushare.slurm.queue import COMMENT_COLUMNS, Job, QueueReader, parse_queue, parse_texts
 
 DELIMITER = "~00000000~"
 MARK = "~11111111~"

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.slurm import commands, runner
-from slurm_gpushare.slurm.errors import (
-    AccountingDown,
-    ControllerDown,
-    JobMovedOn,
-    SlurmError,
-    SlurmMissing,
-    UpdateRefused,
-)
+from slurm_gpushare.slurm.runner import AccountingDown, ControllerDown, JobMovedOn, SlurmMissing, UpdateRefused
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from datetime import datetime
 
 import pytest
 
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.slurm.times import parse_time
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.slurm.values import parse_time
 
 NOW = datetime(2026, 11, 16, 14, 30, 15)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
-from slurm_gpushare.coschedule import log
-from slurm_gpushare.store import incoming, ingest, settle, workloads
-from slurm_gpushare.telemetry.record import new_id
-from slurm_gpushare.telemetry.record_json import encode_record
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.helper import log
+from slurm_gpushare.protocol.record import new_id
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.tokens import OwnedToken
+from slurm_gpushare.store import ingest, settle, spool, workloads
 
 A = token(1)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make other users' files")
@@ -101,8 +101,8 @@ def test_nodes_records_come_first_and_users_take_turns(site: Site, monkeypatch: 
 
 @as_root
 def test_a_user_who_floods_the_spool_loses_what_is_too_much(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "FILES_A_USER", 5)
-    monkeypatch.setattr(incoming, "BYTES_A_USER", 100_000)
+    monkeypatch.setattr(spool, "FILES_A_USER", 5)
+    monkeypatch.setattr(spool, "BYTES_A_USER", 100_000)
     many = [site.incoming / f"{number}.rec" for number in range(12)]
     for path in many:
         path.write_bytes(seal(command_record(1, token=A), ALICE))
@@ -118,7 +118,7 @@ def test_a_user_who_floods_the_spool_loses_what_is_too_much(site: Site, monkeypa
 
 
 def test_a_look_is_bounded_and_the_next_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "ENTRIES_A_LOOK", 10)
+    monkeypatch.setattr(spool, "ENTRIES_A_LOOK", 10)
     for number in range(35):
         (site.incoming / f"draft{number}").touch()
     site.spool(record(1))
@@ -137,7 +137,7 @@ def test_strays_go_after_an_hour(site: Site) -> None:
 
 
 def test_rejected_files_do_not_pile_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "KEPT_REJECTED", 3)
+    monkeypatch.setattr(spool, "KEPT_REJECTED", 3)
     for number in range(10):
         (site.incoming / f"{number}.rec").write_text("hello")
     assert counts(site) == {"rejected": 10}

@@ -7,7 +7,7 @@ from slurm_things import TOKEN_A, job, node, running
 
 from slurm_gpushare.cli.output import wrapped
 from slurm_gpushare.cli.status import _as_json, _notes
-from slurm_gpushare.coschedule.view.occupancy import occupancy
+from slurm_gpushare.helper.occupancy import occupancy
 from slurm_gpushare.report.status import NOTHING_LIVE, Activity, Cost, GpuLine, LiveFigures, gpu_lines, tagged_jobs
 
 SHARED = "gpu:v100_0:0(IDX:N/A),shard:v100_0:2(2/2,0/2)"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, NOW, Site, record, token
 
+from slurm_gpushare.protocol.record import Closed, Period, Stat
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.combine import combine, features_of, unlike
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile
-from slurm_gpushare.telemetry.record import Closed, Period, Stat
-from slurm_gpushare.tokens import OwnedToken
 
 A = token(1)
 

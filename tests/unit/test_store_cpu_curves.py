@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, BOB, NOW, Site, command_record, record, token
 
+from slurm_gpushare.protocol.record import CpuSpeed, Record, enough_cpus
+from slurm_gpushare.protocol.record_json import RecordError, encode_record, parse_record
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.maintenance import prune, sizes
 from slurm_gpushare.store.settle import WAITING_OF_A_JOB
 from slurm_gpushare.store.workloads import Assignment
-from slurm_gpushare.telemetry.record import CpuSpeed, Record, enough_cpus
-from slurm_gpushare.telemetry.record_json import encode_record, parse_record
-from slurm_gpushare.telemetry.schema import RecordError
-from slurm_gpushare.tokens import OwnedToken
 
 A = token(1)
 FOUR = (CpuSpeed(2, 0.5), CpuSpeed(4, 0.97), CpuSpeed(8, 1.0))

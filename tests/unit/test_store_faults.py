@@ -17,16 +17,15 @@ import pytest
 from store_helpers import ALICE, NOW, Site, overwrite_table, record, token
 
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.config import load_config
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.settings import load_config
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.site import local_checks
 from slurm_gpushare.store import Store
 from slurm_gpushare.store import database as database_module
-from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.errors import StoreError
+from slurm_gpushare.store.database import Database, StoreError
 from slurm_gpushare.store.maintenance import backup
 from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
-from slurm_gpushare.tokens import OwnedToken
 
 Run = Callable[..., tuple[int, str, str]]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -189,7 +188,7 @@ _READ_ONLY_FOR_A_WHILE = """
 import os, sys
 from pathlib import Path
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.errors import StoreError
+from slurm_gpushare.store.database import StoreError
 from slurm_gpushare.store.maintenance import backup
 folder = Path(sys.argv[1])
 os.chown(folder, 65534, 65534)
@@ -296,7 +295,7 @@ def test_a_directory_that_is_not_ours_is_no_bug(owner: int, command: str, said: 
         for file in (path, copy):
             os.chown(file, 65534, 65534)
         script = (
-            "import os\nfrom pathlib import Path\nfrom slurm_gpushare.errors import GpushareError\n"
+            "import os\nfrom pathlib import Path\nfrom slurm_gpushare.protocol.errors import GpushareError\n"
             "from slurm_gpushare.store.database import Database\n"
             "from slurm_gpushare.store.maintenance import backup, restore\n"
             f"closed, copy, url = {str(closed)!r}, {str(copy)!r}, 'sqlite:///{path}'\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, BOB, NOW, Site, record, token
 
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile, HookFileError
 from slurm_gpushare.store.maintenance import prune
 from slurm_gpushare.store.workloads import Assignment
-from slurm_gpushare.tokens import OwnedToken
 
 A, B = token(1), token(2)
 

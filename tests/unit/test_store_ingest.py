@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
-from slurm_gpushare.coschedule.view.store_facts import StoreReader
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.store.arrivals import Arrival
+from slurm_gpushare.helper.occupancy import GpuAddress
+from slurm_gpushare.helper.queue_facts import StoreReader
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.record import RecordKind
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.credential import MungeDown, Sealed
-from slurm_gpushare.store.incoming import read_record
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.telemetry.record import RecordKind
-from slurm_gpushare.telemetry.record_json import encode_record
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.store.spool import Arrival, read_record
 
 A, B = token(1), token(2)
 
@@ -125,7 +124,7 @@ def test_the_first_job_of_a_token_owns_it(site: Site) -> None:
 
 
 def test_many_jobs_are_settled_like_few(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_gpushare.store.chunks.AT_ONCE", 2)
+    monkeypatch.setattr("slurm_gpushare.store.statements.AT_ONCE", 2)
     tags = {1: (B, ALICE), 2: (None, BOB), 3: (A, BOB), 4: (B, BOB), 5: (None, ALICE), 6: (A, ALICE), 7: (B, ALICE)}
     site.tags.update({job: OwnedToken(*tag) for job, tag in tags.items()})
     assert site.take(*map(record, tags)) == {"final": 7, "counted": 3, "foreign": 2, "untokened": 2}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.config import DEFAULTS, Config
+from slurm_gpushare.protocol.settings import DEFAULTS, Config
 from slurm_gpushare.site import local_checks
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.store import Store
@@ -42,7 +42,7 @@ def run_as(uid: int, path: Path, code: str) -> str:
     """What `code` prints in a process of that user's, where `url` is the store's; errors are printed too."""
     script = (
         "import os, sys\n"
-        "from slurm_gpushare.errors import GpushareError\n"
+        "from slurm_gpushare.protocol.errors import GpushareError\n"
         "from slurm_gpushare.store import Store\n"
         f"os.setgroups([]); os.setgid({uid}); os.setuid({uid})\n"
         f"path, url = {str(path)!r}, 'sqlite:///{path}'\n"
@@ -191,7 +191,7 @@ def test_a_directory_that_is_closed_to_a_user_is_no_crash(path: Path) -> None:
     asked = (
         "from dataclasses import replace; from pathlib import Path\n"
         "    from slurm_gpushare.cli.access import readable_store\n"
-        "    from slurm_gpushare.config import DEFAULTS\n"
+        "    from slurm_gpushare.protocol.settings import DEFAULTS\n"
         "    print(readable_store(replace(DEFAULTS, store_url=url, source=Path(path)), loud=True))"
     )
     assert run_as(OTHER, path, asked) == "None"

@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import pytest
 from store_helpers import ALICE, NOW, Site, record, token, unseal
 
-from slurm_gpushare.store import Store, incoming, ingest, intake, settle
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.protocol.tokens import OwnedToken
+from slurm_gpushare.store import Store, ingest, intake, settle, spool
 
 JOBS = range(1, 13)
-OWNERS: dict[str, Any] = {"ingest": ingest, "intake": intake, "settle": settle, "Spool": incoming.Spool}
+OWNERS: dict[str, Any] = {"ingest": ingest, "intake": intake, "settle": settle, "Spool": spool.Spool}
 
 
 def die() -> NoReturn:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from store_helpers import ALICE, BOB, NOW, token
 
+from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.decisions import Decision
-from slurm_gpushare.store.sharing import BAN_S, Observation, Span
+from slurm_gpushare.store.sharing import BAN_S, Observation
 
 A, B, C = token(1), token(2), token(3)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from store_helpers import ALICE, NOW, Site, command_record, record, seal, token
 
-from slurm_gpushare.telemetry.record_json import encode_record
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.tokens import OwnedToken
 
 SECRET = "SECRETPROJECT"
 A = token(1)

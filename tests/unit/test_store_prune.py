@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from store_helpers import ALICE, Site, record, token
 
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.store.decisions import Decision
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.history import Decision, Span
+from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.maintenance import problems, prune, sizes
-from slurm_gpushare.store.sharing import Observation, Span
-from slurm_gpushare.tokens import OwnedToken
+from slurm_gpushare.store.sharing import Observation
 
 A, B = token(1), token(2)
 DAY = 86_400

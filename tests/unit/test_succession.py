@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from plan_scenes import NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
 
-from slurm_gpushare.coschedule.view.snapshot import How, PendingJob
+from slurm_gpushare.helper.snapshot import How, PendingJob
 
 LATE = replace(running(), expected_s=1200.0, joined=True)
 """A former guest with 200 s to go: at a rate of 0.8 they take 250 s, 50 more, and 50 s of a neighbour's work."""

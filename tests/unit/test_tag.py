@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpushare.slurm.tag import TOKEN, Paused, Tag, parse_tag, with_tag
+from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag, with_tag
+from slurm_gpushare.protocol.tokens import TOKEN
 
 WORD = st.text("abcdefghijklmnopqrstuvwxyz0123456789:_,[]-", min_size=1, max_size=20)
 FIELDS = {

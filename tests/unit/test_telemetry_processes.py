@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.telemetry.bounded import Bounded, Stuck
-from slurm_gpushare.telemetry.host import JobCounters, NodeCounters
-from slurm_gpushare.telemetry.node_state import NodeState
-from slurm_gpushare.telemetry.processes import Members, cgroup_lister, descendants_lister, parse_listpids
-from slurm_gpushare.telemetry.profile import gpu_indices
+from slurm_gpushare.node.host import JobCounters, NodeCounters
+from slurm_gpushare.node.nvml import Bounded, Stuck
+from slurm_gpushare.node.processes import Members, cgroup_lister, descendants_lister, parse_listpids
+from slurm_gpushare.node.profile import gpu_indices
+from slurm_gpushare.node.sampler import NodeState
 
 LISTPIDS = """\
 PID      JOBID    STEPID   LOCALID GLOBALID

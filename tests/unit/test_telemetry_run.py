@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_gpushare.telemetry.nvml import CardSample, ProcessLoad
-from slurm_gpushare.telemetry.record import Closed, RecordKind
-from slurm_gpushare.telemetry.record_json import encode_record, parse_record
-from slurm_gpushare.telemetry.run import Identity, RunSoFar
+from slurm_gpushare.node.nvml import CardSample, ProcessLoad
+from slurm_gpushare.node.run import Identity, RunSoFar
+from slurm_gpushare.protocol.record import Closed, RecordKind
+from slurm_gpushare.protocol.record_json import encode_record, parse_record
 
 OWN, OTHER, UNKNOWN = 100, 200, 300
 OWNS = {OWN: True, OTHER: False, UNKNOWN: None}.get
@@ -52,7 +52,7 @@ def test_shared_only_the_job_s_own_processes_count() -> None:
 
 
 def still(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
-    monkeypatch.setattr("slurm_gpushare.telemetry.run.stands_still", lambda pid: pid in pids)
+    monkeypatch.setattr("slurm_gpushare.node.run.stands_still", lambda pid: pid in pids)
 
 
 @pytest.mark.parametrize("paused", [OWN, OTHER])

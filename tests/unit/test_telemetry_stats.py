@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from slurm_gpushare.telemetry.stats import StreamSummary, Summaries
+from slurm_gpushare.node.stats import StreamSummary, Summaries
 
 
 def exact_p95(values: list[float]) -> float:

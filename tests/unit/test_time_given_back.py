@@ -9,8 +9,8 @@ import pytest
 from plan_scenes import Flat
 from slurm_things import NOW, TOKEN_A, TOKEN_B, WatchedSlurm, node, running
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.tick import Helper
+from slurm_gpushare.helper.tick import Helper
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 

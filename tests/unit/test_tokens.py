@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.tokens import TOKEN, TokenFile, new_token, token_path
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
-from slurm_gpushare.tokens import TOKEN, TokenFile, new_token, token_path
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_things import NEW, NOW, OLD, TOKEN_A, job
 
-from slurm_gpushare.coschedule.acting.changes import Change, place, restore, touched
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
+from slurm_gpushare.helper.changes import Change, place, restore, touched
+from slurm_gpushare.helper.occupancy import GpuAddress
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.gres import parse_gres
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.release import Release
-from slurm_gpushare.slurm.tag import parse_tag
 
 
 def after(found: Job, change: Change | None) -> Job:

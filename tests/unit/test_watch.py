@@ -11,25 +11,22 @@ from gpushare_lab.emulator.card import Demand
 from gpushare_lab.job.contention import rate
 from slurm_things import NOW, TOKEN_A, TOKEN_B, node, running
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.pairs.contended import is_believed
-from slurm_gpushare.coschedule.pairs.final_records import Beside, lessons
-from slurm_gpushare.coschedule.pairs.judging import Standing
-from slurm_gpushare.coschedule.pairs.keeping import Judged, Keeper
-from slurm_gpushare.coschedule.pairs.learner import elapsed_observations
-from slurm_gpushare.coschedule.pairs.ledger import Ledger, Pair, Turn
-from slurm_gpushare.coschedule.pairs.measuring import MeasuredRate, Tally, seen_rate
-from slurm_gpushare.coschedule.pairs.watch import Watch
-from slurm_gpushare.coschedule.view.observe import View
-from slurm_gpushare.coschedule.view.occupancy import GpuAddress
-from slurm_gpushare.coschedule.view.snapshot import Snapshot
+from slurm_gpushare.helper.learner import elapsed_observations
+from slurm_gpushare.helper.observe import View
+from slurm_gpushare.helper.occupancy import GpuAddress
+from slurm_gpushare.helper.pair_speeds import Beside, MeasuredRate, Tally, is_believed, lessons, seen_rate
+from slurm_gpushare.helper.pairs import Ledger, Pair, Turn
+from slurm_gpushare.helper.promises import Judged, Keeper, Standing
+from slurm_gpushare.helper.snapshot import Snapshot
+from slurm_gpushare.helper.watch import Watch
+from slurm_gpushare.protocol.record import Closed, Features, Neighbour, Period, Record, RecordKind, Scope, Stat, new_id
+from slurm_gpushare.protocol.settings import parse_config
+from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.errors import UpdateRefused
-from slurm_gpushare.slurm.tag import parse_tag
+from slurm_gpushare.slurm.runner import UpdateRefused
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.workloads import Profile
-from slurm_gpushare.telemetry.record import Closed, Features, Neighbour, Period, Record, RecordKind, Scope, Stat, new_id
 
 
 def stat(n: int, mean: float) -> Stat:

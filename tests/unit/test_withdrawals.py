@@ -10,15 +10,15 @@ import pytest
 from plan_scenes import Flat
 from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, node
 
-from slurm_gpushare.config import parse_config
-from slurm_gpushare.coschedule.changer import MANY
-from slurm_gpushare.coschedule.tick import Helper
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.history import OPTED_OUT
-from slurm_gpushare.slurm.errors import ControllerDown, SlurmError
+from slurm_gpushare.helper.changer import MANY
+from slurm_gpushare.helper.tick import Helper
+from slurm_gpushare.protocol.errors import GpushareError, SlurmError
+from slurm_gpushare.protocol.history import OPTED_OUT
+from slurm_gpushare.protocol.settings import parse_config
+from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.decisions import Decisions
-from slurm_gpushare.store.errors import StoreError
+from slurm_gpushare.store.database import StoreError
+from slurm_gpushare.store.sharing import Decisions
 
 
 class Withdrawn(WatchedSlurm):

@@ -23,7 +23,7 @@ from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.rootfs import SUITES
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare import __version__
-from slurm_gpushare.errors import BadInput, Exit, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, Exit, GpushareError
 
 KILL = "kill -9 of slurmctld"
 SOAK_MEAN_S = 6.0

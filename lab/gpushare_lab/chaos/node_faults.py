@@ -17,7 +17,7 @@ PATIENCE_S = 120.0
 """So long a fault waits for somebody to hit."""
 MOMENT_S = 2.0
 BELIEVED_S = 6.0
-"""So long nodes hold cards for a helper that stands still; less than coschedule/answering.py lets them."""
+"""So long nodes hold cards for a helper that stands still; less than helper/answering.py lets them."""
 BEATS_S = 5.0
 """Between two tries the helper looks at the queue and tells the nodes that somebody waits, or none would hold again."""
 _HOLD = re.compile(r"(\d+) (\d+) \d+ 0 (\d+)")  # begin, end, the helper's beat, not answered, the job

@@ -27,9 +27,8 @@ from gpushare_lab.chaos.stream import KINDS, MEAN_S, Stream
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.reset import reset
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.imported_profiles import enter_profiles

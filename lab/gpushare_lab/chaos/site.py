@@ -17,12 +17,11 @@ from gpushare_lab.emulator.library import compile_c
 from gpushare_lab.testbed.daemons import last_lines
 from gpushare_lab.testbed.processes import marked_pids, recorded_pid, wait_until
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.config import Config, load_config
-from slurm_gpushare.coschedule.view.taking_part import token_of
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.helper.occupancy import token_of
+from slurm_gpushare.protocol.errors import GpushareError, SlurmError
+from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm import runner
 from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.errors import SlurmError
 from slurm_gpushare.store.hookfile import HookFile
 
 COMMANDS = ("squeue", "sinfo", "scontrol", "sacct")

@@ -16,8 +16,8 @@ from gpushare_lab.experiment.made_up_tokens import made_up_token
 from gpushare_lab.job.light_job import build_light_job
 from gpushare_lab.testbed.configuration import TEST_USERS
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.coschedule.pairs.final_records import ACTIVITY
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.helper.pair_speeds import ACTIVITY
+from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.store.imported_profiles import KnownProfile
 from slurm_gpushare.store.sharing import Observation
 

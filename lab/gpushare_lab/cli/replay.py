@@ -24,14 +24,13 @@ from gpushare_lab.paper.plots import check_picture
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.checks import check_counts, check_directory
-from slurm_gpushare.cli.options import FILE
+from slurm_gpushare.cli.options import FILE, check_counts, check_directory
 from slurm_gpushare.cli.output import Column, right, table, warn
-from slurm_gpushare.errors import BadInput, GpushareError
-from slurm_gpushare.knowledge.csv_files import write_text
-from slurm_gpushare.simulate.traces import read_any_trace
-from slurm_gpushare.simulate.workload import read_rates
-from slurm_gpushare.slurm.release import parse_release
+from slurm_gpushare.knowledge.tables import write_text
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.release import parse_release
+from slurm_gpushare.whatif.jobs import read_rates
+from slurm_gpushare.whatif.traces import read_any_trace
 
 GPUS_A_NODE = 4
 TELL_S = 10.0

@@ -14,22 +14,20 @@ import click
 
 from gpushare_lab.peers.registry import PREEMPTIVE, make_policy, parse_policies
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.checks import check_counts, check_directory
-from slurm_gpushare.cli.options import FILE
+from slurm_gpushare.cli.options import FILE, check_counts, check_directory
 from slurm_gpushare.cli.output import Column, progress, right, table, warn
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.knowledge.csv_files import ProfileTable, read_profiles, write_text
 from slurm_gpushare.knowledge.interference import Interference, Telemetry, jobs_known
-from slurm_gpushare.knowledge.kb import KnowledgeBase, telemetry
-from slurm_gpushare.knowledge.shipped import default_kb
-from slurm_gpushare.simulate.durations import DURATION_MODES
-from slurm_gpushare.simulate.metrics import first_metrics, metrics
-from slurm_gpushare.simulate.ours import Options
-from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.traces import read_any_trace
-from slurm_gpushare.simulate.workload import SimulatedJobs, make_workload, read_rates
-from slurm_gpushare.simulate.world import World
+from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, telemetry
+from slurm_gpushare.knowledge.tables import ProfileTable, read_profiles, write_text
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.whatif.jobs import SimulatedJobs, make_workload, read_rates
+from slurm_gpushare.whatif.known_durations import DURATION_MODES
+from slurm_gpushare.whatif.our_policy import Options
+from slurm_gpushare.whatif.outcome import first_metrics, metrics
+from slurm_gpushare.whatif.simulate import run
+from slurm_gpushare.whatif.traces import read_any_trace
+from slurm_gpushare.whatif.world import World
 
 FIRST_JOBS = 1000
 """So many jobs are reported on their own too: what it is worth before much was learned."""

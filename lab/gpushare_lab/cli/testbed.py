@@ -15,7 +15,7 @@ from gpushare_lab.testbed.configuration import PARTITION
 from gpushare_lab.testbed.layout import Shape, default_dir
 from gpushare_lab.testbed.rootfs import SUITES
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.errors import Exit, GpushareError
+from slurm_gpushare.protocol.errors import Exit, GpushareError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpushare_lab.emulator import layout
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_gpushare.atomic_files import replacing
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import replacing
 
 NAME = "libnvidia-ml.so.1"
 SOURCES = [Path(__file__).with_name(name) for name in ("card.c", "nvml.c", "sensors.c")]

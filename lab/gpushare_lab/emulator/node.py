@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gpushare_lab.emulator import layout
 from gpushare_lab.emulator.card import ComputeMode
-from slurm_gpushare.atomic_files import replace_text, replacing
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import replace_text, replacing
 
 MODEL = "Tesla V100-SXM2-16GB"
 MEM_TOTAL_MIB = 16384

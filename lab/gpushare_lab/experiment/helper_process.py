@@ -10,8 +10,8 @@ from types import TracebackType
 from gpushare_lab.testbed.daemons import last_lines
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.config import load_config
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.store.hookfile import HookFile
 
 

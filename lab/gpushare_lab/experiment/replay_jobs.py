@@ -14,11 +14,11 @@ from gpushare_lab.emulator.node import MEM_TOTAL_MIB
 from gpushare_lab.experiment.made_up_tokens import made_up_token
 from gpushare_lab.job.demands import infer_demand
 from gpushare_lab.job.pair_rates import EmulatedRates
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.cells import tercile_clusters
-from slurm_gpushare.simulate.durations import LONGEST_FACTOR
-from slurm_gpushare.simulate.workload import Bools, Floats, MeasuredPairs, SimulatedJobs, Trace, make_workload
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.whatif.jobs import Bools, Floats, MeasuredPairs, SimulatedJobs, Trace, make_workload
+from slurm_gpushare.whatif.known_durations import LONGEST_FACTOR
 
 SHORTEST_S, LONGEST_S = 3.0, 300.0
 """Below it Slurm's own start takes as long as the job; above it a replay does not end."""

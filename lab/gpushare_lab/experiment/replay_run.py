@@ -24,8 +24,8 @@ from gpushare_lab.experiment.submitting import submit
 from gpushare_lab.job.light_job import build_light_job
 from gpushare_lab.testbed.reset import idle_nodes, reset
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.config import load_config
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.slurm import runner
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.configuration import GANGS_NEED

@@ -11,14 +11,13 @@ from gpushare_lab.emulator.node import MEM_TOTAL_MIB
 from gpushare_lab.experiment.replay_jobs import ReplayJobs
 from gpushare_lab.experiment.replay_run import MEASURED
 from gpushare_lab.peers.sharing import FcfsShare, PackedShare, Paper, RandomShare
-from slurm_gpushare.coschedule.policy_settings import PolicySettings
-from slurm_gpushare.errors import BadInput
 from slurm_gpushare.knowledge.interference import Telemetry
-from slurm_gpushare.simulate.exclusive import Fifo, Policy
-from slurm_gpushare.simulate.metrics import metrics
-from slurm_gpushare.simulate.ours import Gpushare, Options
-from slurm_gpushare.simulate.run import run
-from slurm_gpushare.simulate.workload import SimulatedJobs
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.whatif.jobs import SimulatedJobs
+from slurm_gpushare.whatif.our_policy import Gpushare, Options
+from slurm_gpushare.whatif.outcome import metrics
+from slurm_gpushare.whatif.simulate import Fifo, Policy, run
 
 
 def simulated(policy: str, jobs: ReplayJobs, knowledge: str, start_s: float) -> dict[str, float]:

@@ -12,8 +12,8 @@ from gpushare_lab.experiment.helper_process import HelperProcess
 from gpushare_lab.experiment.scenarios import Actor, Scenario, ScenarioOutcome, ScenarioResult, begun
 from gpushare_lab.experiment.submitting import ENDED, show, submit
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.config import load_config
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpushare_lab.experiment.scenarios import Actor, Scenario, ScenarioOutcome, ScenarioResult, begun
-from slurm_gpushare.coschedule.durations import expect, given_done
-from slurm_gpushare.coschedule.pairs.judging import Standing
-from slurm_gpushare.coschedule.pairs.pausing import Pauses, PauseStep, next_step
+from slurm_gpushare.helper.durations import expect, given_done
+from slurm_gpushare.helper.promises import Pauses, PauseStep, Standing, next_step
 
 TICK_S = 1.0
 ALONE_S = 8.0

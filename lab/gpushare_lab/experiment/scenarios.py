@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpushare_lab.emulator.card import Demand
 from gpushare_lab.job import contention
-from slurm_gpushare.config import DEFAULTS
+from slurm_gpushare.protocol.settings import DEFAULTS
 
 SITE = DEFAULTS.promises
 TOLERATED = 1.1

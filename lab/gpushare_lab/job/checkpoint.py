@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from slurm_gpushare.atomic_files import replace_text
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import replace_text
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpushare_lab.emulator.card import Demand, EmulatedCard, Seat, now_us
 from gpushare_lab.job import checkpoint, load
 from gpushare_lab.job.progress import RateOf, Step, advance
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 TICK_S = 0.25  # how often load is published; accuracy does not depend on it
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -20,7 +20,7 @@ from gpushare_lab.job.demands import infer_demand, read_demand
 from gpushare_lab.job.pair_rates import EmulatedRates, read_pairs
 from gpushare_lab.job.progress import RateOf
 from gpushare_lab.job.training import EmulatedJob, Stopped, train
-from slurm_gpushare.errors import BadInput, Exit, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, Exit, GpushareError
 
 DEFAULT = Demand(gpu_util_pct=50, mem_access_pct=20, mem_mib=2048)
 

@@ -11,7 +11,7 @@ from gpushare_lab.emulator.card import Demand
 from gpushare_lab.job.demands import infer_demand, read_demand
 from gpushare_lab.job.pair_rates import EmulatedRates, read_pairs
 from gpushare_lab.paper.rounds import CARD_MIB, Training, work_seconds
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput
 
 CLUSTERS = 3
 USABLE_MIB = 16160

@@ -25,8 +25,8 @@ from gpushare_lab.experiment.submitting import submit
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.reset import reset
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.config import load_config
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.slurm import runner
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.queue import Job

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.csv_rows import Row, read_rows
-from slurm_gpushare.errors import BadInput
+from slurm_gpushare.protocol.csv_rows import Row, read_rows
+from slurm_gpushare.protocol.errors import BadInput
 
 Floats = NDArray[np.float64]
 

@@ -6,10 +6,10 @@ from abc import abstractmethod
 
 import numpy as np
 
-from slurm_gpushare.simulate.exclusive import Policy
-from slurm_gpushare.simulate.whole_gpus import start_whole
-from slurm_gpushare.simulate.workload import Floats, Ints
-from slurm_gpushare.simulate.world import World
+from slurm_gpushare.whatif.card_allocation import start_whole
+from slurm_gpushare.whatif.jobs import Floats, Ints
+from slurm_gpushare.whatif.simulate import Policy
+from slurm_gpushare.whatif.world import World
 
 
 class Sjf(Policy):

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpushare_lab.peers import preemptive, sharing
-from slurm_gpushare.errors import BadInput
-from slurm_gpushare.simulate import exclusive
-from slurm_gpushare.simulate.exclusive import Policy
-from slurm_gpushare.simulate.ours import Gpushare, Options, oracle
-from slurm_gpushare.simulate.workload import SimulatedJobs
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.whatif import simulate
+from slurm_gpushare.whatif.jobs import SimulatedJobs
+from slurm_gpushare.whatif.our_policy import Gpushare, Options, oracle
+from slurm_gpushare.whatif.simulate import Policy
 
 PEERS: dict[str, Callable[[SimulatedJobs, int], Policy]] = {
-    "fifo": exclusive.Fifo,
+    "fifo": simulate.Fifo,
     "sjf": preemptive.Sjf,
     "srpt": preemptive.Srpt,
     "tiresias": preemptive.Tiresias,

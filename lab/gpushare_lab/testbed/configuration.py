@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushare_lab.testbed.layout import Layout, State
-from slurm_gpushare.config import KEYS
+from slurm_gpushare.protocol.settings import KEYS
 
 CLUSTER = "testbed"
 PARTITION = "gpu"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushare_lab.testbed.processes import recorded_pid, stop_pids, wait_until, write_pid
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 
 def last_lines(path: Path, count: int = 4) -> str:

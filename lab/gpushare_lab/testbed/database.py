@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpushare_lab.testbed.environment import daemon_env
 from gpushare_lab.testbed.layout import Layout
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 # Set-up and server must agree on the sizes; small files make the set-up quick (0.7 s instead of 4).
 # Nothing here needs to survive a power cut, so nothing waits for the disk; what was committed survives a kill -9.

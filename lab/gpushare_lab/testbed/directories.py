@@ -14,8 +14,8 @@ from gpushare_lab.testbed import configuration
 from gpushare_lab.testbed.environment import daemon_env, make_home
 from gpushare_lab.testbed.layout import Layout, Shape, State
 from gpushare_lab.testbed.scripts import write_munge_commands, write_scripts
-from slurm_gpushare.errors import GpushareError
-from slurm_gpushare.telemetry.spool import INCOMING, INCOMING_MODE
+from slurm_gpushare.node.delivery import INCOMING, INCOMING_MODE
+from slurm_gpushare.protocol.errors import GpushareError
 
 
 def make_directories(layout: Layout, shape: Shape) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_lab.emulator import CARDS
-from slurm_gpushare.atomic_files import replace_text
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import replace_text
 
 DEFAULT_DIR = Path("/var/lib/gpushare-testbed")
 """Where only root can make it: a name in /tmp that everybody knows could be somebody else's already."""

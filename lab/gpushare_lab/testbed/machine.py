@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpushare_lab.testbed.environment import closed_directory
 from gpushare_lab.testbed.layout import SLURM_USER, Progress
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 _NEEDED_MIB = 300  # 90 MiB at the start, most of it MariaDB's, and room for logs
 

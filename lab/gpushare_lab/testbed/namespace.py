@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpushare_lab.testbed.layout import Layout
 from gpushare_lab.testbed.processes import recorded_pid
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 HOLDER = "root"  # the holder's name among the daemons
 INSIDE = "/.gpushare-testbed"  # exists only inside

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from gpushare_lab.testbed.layout import Ports
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 # Below the kernel's range for outgoing connections (from 32768), so that no client takes a port
 # between our look and the daemon's bind; clear of Slurm's 6817-6819 and MariaDB's 3306.

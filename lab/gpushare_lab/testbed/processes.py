@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gpushare_lab.testbed.layout import MARKER
-from slurm_gpushare.atomic_files import replace_text
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import replace_text
 
 _POLL_S = 0.02
 _STATE, _PARENT, _START = 0, 1, 19  # in /proc/PID/stat, after the name in parentheses

@@ -15,7 +15,7 @@ from gpushare_lab.testbed.directories import (
 )
 from gpushare_lab.testbed.processes import stop_pids, wait_until
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError
 
 
 def reset(testbed: Testbed) -> None:

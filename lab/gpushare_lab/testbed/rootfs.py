@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpushare_lab.testbed.daemons import last_lines
 from gpushare_lab.testbed.scripts import write_executable
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 Progress = Callable[[str], None]
 Step = Callable[[list[str], Path], None]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpushare_lab.testbed.layout import Layout, Shape
-from slurm_gpushare.resources import resource_dir
-from slurm_gpushare.slurm.lua_scripts import SCRIPTS, ModelNodes, lua_script
+from slurm_gpushare.protocol.files import resource_dir
+from slurm_gpushare.site.site_files import SCRIPTS, ModelNodes, lua_script
 
 
 def write_scripts(layout: Layout, env: Mapping[str, str], shape: Shape) -> None:

@@ -20,7 +20,7 @@ from gpushare_lab.testbed.machine import check_space, choose_slurm_user, slurm_r
 from gpushare_lab.testbed.ports import claimed_ports
 from gpushare_lab.testbed.processes import marked_pids, recorded_pid, stop_pids, wait_until, with_descendants
 from gpushare_lab.testbed.services import SLURMD, services
-from slurm_gpushare.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 
 def _silent(_: str) -> None: ...

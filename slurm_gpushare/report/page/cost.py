@@ -7,9 +7,9 @@ from itertools import pairwise
 from slurm_gpushare.report.charts.axes import at_both_widths
 from slurm_gpushare.report.charts.compared import Point, histogram, scatter
 from slurm_gpushare.report.job_lines import JobLine
+from slurm_gpushare.report.page.page_words import duration, hours, per_cent
 from slurm_gpushare.report.page.parts import cluster_key, data_table, key, section
-from slurm_gpushare.report.page.words import duration, hours, per_cent
-from slurm_gpushare.report.roles import GUEST, JOINED
+from slurm_gpushare.report.slow_down import GUEST, JOINED
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.report.words import counted, natural, number
 

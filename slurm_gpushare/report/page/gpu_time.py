@@ -11,10 +11,9 @@ from html import escape
 from slurm_gpushare.report.charts.axes import at_both_widths
 from slurm_gpushare.report.charts.over_time import Bar, Stack, area, stacks, strips, timeline
 from slurm_gpushare.report.job_lines import JobLine
-from slurm_gpushare.report.over_time import accrued, crosses_period, shared_by_card, stretches
+from slurm_gpushare.report.page.page_words import duration, hours
 from slurm_gpushare.report.page.parts import cluster_key, key, section
-from slurm_gpushare.report.page.words import duration, hours
-from slurm_gpushare.report.summary import Report
+from slurm_gpushare.report.summary import Report, accrued, crosses_period, shared_by_card, stretches
 from slurm_gpushare.report.words import cluster_name, counted, energy, natural
 
 MAX_BARS = 4000

@@ -9,8 +9,8 @@ from html import escape
 
 from slurm_gpushare.report.charts.axes import at_both_widths
 from slurm_gpushare.report.charts.compared import Point, heat_map, scatter
+from slurm_gpushare.report.page.page_words import hours, per_cent
 from slurm_gpushare.report.page.parts import cluster_key, data_table, section
-from slurm_gpushare.report.page.words import hours, per_cent
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.report.words import cluster_name, counted
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from html import escape
 
 from slurm_gpushare.report.page import cost, gpu_time, knowledge
+from slurm_gpushare.report.page.page_words import hours, per_cent
 from slurm_gpushare.report.page.parts import Origin, document
-from slurm_gpushare.report.page.shadow import in_the_shadow
+from slurm_gpushare.report.page.shadow_period import in_the_shadow
 from slurm_gpushare.report.page.waiting import waits
-from slurm_gpushare.report.page.words import hours, per_cent
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.report.words import counted
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slurm_gpushare.report.charts.axes import at_both_widths
 from slurm_gpushare.report.charts.compared import histogram
+from slurm_gpushare.report.page.page_words import duration, hours, per_cent
 from slurm_gpushare.report.page.parts import data_table, key, section
-from slurm_gpushare.report.page.words import duration, hours, per_cent
-from slurm_gpushare.report.roles import JOINED, ROLES
+from slurm_gpushare.report.slow_down import JOINED, ROLES
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.report.words import counted
 

@@ -1,1 +1,0 @@
-"""Who shares with whom since when, what it costs them, and what is learned from it."""

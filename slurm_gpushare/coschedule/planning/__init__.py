@@ -1,1 +1,0 @@
-"""The plan: a pure function from a snapshot, rates and settings to placements."""

@@ -1,1 +1,0 @@
-"""What is there now: jobs and nodes from Slurm, facts from the store, joined into one snapshot."""

@@ -1,0 +1,213 @@
+"""The changes that we make to pending jobs, as pure functions: what to write, never how.
+
+Every change is one update and carries its own undoing: the tag in AdminComment keeps the original request,
+the user's own node list and whether our lease still runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
+from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.tag import with_tag, without_tag
+from slurm_gpushare.slurm.gres import Gres, parse_gres, retarget, type_index
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.queue import Job
+
+GUEST_NICE = -1_000_000
+"""Ahead of what waits for whole cards. The user's own value is in the tag, and comes back with the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One ``scontrol update`` of one job."""
+
+    key: str
+    fields: Mapping[str, str]
+
+
+def _only_while_pending(job: Job) -> dict[str, str]:
+    """Makes Slurm refuse the whole change if the job has started meanwhile, before it does any of it.
+
+    Otherwise a node list that reaches a job which has just started there counts as a resize: accounting gets a second
+    row for the job, RESIZING. Slurm looks at the account first, and the job's own account changes nothing (read in
+    Slurm's source and tried on 22.05, 24.11 and 26.05). A site without accounting has no account, and no such rows.
+    """
+    return {"Account": job.account} if job.account else {}
+
+
+def _end_lease(job: Job, now_s: float) -> dict[str, str]:
+    """``StartTime=now`` while our lease runs, and at no other time: it resets the age that priority counts."""
+    return {"StartTime": "now"} if job.leased(now_s) else {}
+
+
+def place(
+    job: Job,
+    card: GpuAddress,
+    gres_type: str,
+    shards: int,
+    release: Release,
+    now_s: float,
+    guest: bool = False,
+    successor: bool = False,
+) -> Change | None:
+    """Send a pending job to one card, or a gang to all cards of that one's node; None if this Slurm cannot.
+
+    A `guest` is considered before the jobs that wait for whole cards: Slurm's main scheduler stops at the first
+    that cannot start, and its backfill holds half a card free for one that needs all of it. The plan has seen to
+    it that no job of higher priority waits longer for that. A `successor` comes the same way, to have the card after
+    who is there.
+    """
+    tag = job.tag
+    if tag is None or tag.original is None:
+        return None
+    request = _request(job, gres_type, shards, release)
+    if not request:
+        return None
+    own_nodes = tag.nodes if tag.placed else job.wanted_nodes or tag.nodes
+    ahead = (guest or successor) and tag.nice is None
+    nice = job.nice if ahead else tag.nice
+    new_tag = replace(tag, placed=str(card), nodes=own_nodes or None, lease=False, nice=nice, successor=successor)
+    return Change(
+        job.key,
+        {
+            **_only_while_pending(job),
+            **request,
+            "ReqNodeList": card.node,
+            "AdminComment": with_tag(job.admin_comment, new_tag),
+            **({"Nice": str(GUEST_NICE)} if ahead else {}),
+            **_end_lease(job, now_s),
+        },
+    )
+
+
+def _request(job: Job, gres_type: str, shards: int, release: Release) -> dict[str, str]:
+    """What asks for `shards` of a card of this type, or of every card for a gang; empty if this Slurm cannot."""
+    if job.gang:
+        return {"TresPerTask": f"gres/shard:{shards}"} if release.keeps_whole_gpus_apart else {}
+    gres = retarget(job.per_node, str(Gres("shard", gres_type, shards)), release)
+    return {} if gres is None else {"Gres": gres}
+
+
+def _original_request(job: Job, card: GpuAddress, original: str, release: Release) -> dict[str, str]:
+    """What gives a placed job its original request back; what somebody else has changed since is theirs."""
+    if job.gang:
+        changed = parse_gres(job.per_task) != parse_gres(original)
+        return {"TresPerTask": f"gres/{original}"} if changed else {}
+    if job.shard is None or type_index(job.shard.type) != card.index:
+        return {}
+    gres = retarget(job.per_node, original, release)
+    return {} if gres is None or (job.shard,) == parse_gres(original) else {"Gres": gres}
+
+
+def touched(job: Job) -> bool:
+    """Whether something of ours is in a pending job: a placement, or a lease that was not ended."""
+    return job.pending and job.tag is not None and bool(job.tag.placed or job.tag.lease)
+
+
+def restore(job: Job, release: Release, now_s: float) -> Change | None:
+    """Give a pending job its original request back and end our lease, from its tag alone. None: nothing to undo.
+
+    One that was requeued starts anew: its pauses were an earlier run's. Slurm leaves it the longer time limit, so the
+    tag goes on saying what of it is ours.
+    """
+    tag = job.tag
+    if tag is None or not touched(job):
+        return None
+    fields = _only_while_pending(job)
+    card = parse_card(tag.placed)
+    if tag.original is not None and card is not None:
+        fields |= _original_request(job, card, tag.original, release)
+        if job.wanted_nodes == card.node != tag.nodes:
+            fields["ReqNodeList"] = tag.nodes or ""
+    if tag.nice is not None:
+        fields["Nice"] = str(tag.nice)
+    undone = replace(
+        tag, placed=None, nodes=None, lease=False, nice=None, successor=False, paused=None, paused_before_s=0,
+        stopped_before_s=0, given_min=int(job.given_s // 60.0),
+    )  # fmt: skip
+    fields["AdminComment"] = with_tag(job.admin_comment, undone)
+    return Change(job.key, fields | _end_lease(job, now_s))
+
+
+def leave(job: Job, now_s: float) -> Change | None:
+    """Take off what is left of ours in a job whose owner opted out, the tag too. None: it did not opt out."""
+    tag = job.tag
+    if tag is None or not job.opted_out:
+        return None
+    fields = {"AdminComment": without_tag(job.admin_comment)}
+    if not job.pending:
+        return Change(job.key, fields)
+    card = parse_card(tag.placed)
+    if card is not None and job.wanted_nodes == card.node != tag.nodes:
+        fields["ReqNodeList"] = tag.nodes or ""
+    if tag.nice is not None and (job.nice == GUEST_NICE or tag.nice < 0):
+        fields["Nice"] = str(tag.nice)
+    return Change(job.key, _only_while_pending(job) | fields | _end_lease(job, now_s))
+
+
+# A job is read again just before it is changed: a change meant for one job must never reach another.
+#
+# The two answers have different random delimiters, so that nobody can forge both.
+
+
+def read_again(slurm: Slurm, keys: Iterable[str]) -> dict[str, Job]:
+    """The jobs as they are now, by key, in one request; those that are gone are absent."""
+    wanted = sorted(keys)
+    return {job.key: job for job in slurm.jobs(wanted)} if wanted else {}
+
+
+def is_same(seen: Job, now: Job | None) -> bool:
+    """Whether the job is still the one that the decision was about."""
+    return now is not None and _identity(seen) == _identity(now)
+
+
+def _identity(job: Job) -> tuple[object, ...]:
+    # A waiting task of an array gets an id of its own when it is changed, so its array's id and its index must do.
+    number = job.raw_id if job.task_id is None else (job.array_id, job.task_id)
+    request = (job.per_job, job.per_node, job.per_socket, job.per_task, job.wanted_nodes)
+    return number, job.uid, job.submit_s, job.pending, job.running, job.admin_comment, request
+
+
+# Time that a neighbour cost, given back to a job's time limit (``ExtendTimeLimit=yes``).
+
+
+SOON_S = 180.0
+
+
+def stopped_s(job: Job, now_s: float) -> float:
+    """How long its clock ran on while we had stopped it by a signal."""
+    return job.tag.stopped_s(now_s) if job.tag else 0.0
+
+
+def ends_soon(job: Job, now_s: float) -> bool:
+    """Whether it is so near its time limit that what was not measured yet must be given back as it was expected."""
+    return job.running and job.end_s is not None and job.end_s - now_s < SOON_S
+
+
+def most_lost_s(job: Job, promise_pct: float) -> float:
+    """What neighbours may have cost it at most, to be given back: the promised part of the limit it was submitted with.
+
+    Whoever loses more is separated or told. Without an end to it a job could lengthen its limit by doing nothing.
+    """
+    return math.inf if job.limit_s is None else promise_pct / 100.0 * max(0.0, job.limit_s - job.given_s)
+
+
+def extension(job: Job, lost_s: float, most_s: float, free_until_s: float) -> Change | None:
+    """The change that lengthens a running job's limit by whole minutes lost and not given yet; None if there are none.
+
+    Never past what its partitions allow (`most_s`), nor into a reservation of its node (`free_until_s`, unix time).
+    """
+    if job.tag is None or job.limit_s is None or job.start_s is None or not job.running:
+        return None
+    minutes = math.ceil(lost_s / 60.0) - job.tag.given_min
+    room_s = min(most_s - job.limit_s, free_until_s - job.start_s - job.limit_s)
+    minutes = minutes if room_s == math.inf else min(minutes, int(room_s // 60.0))
+    if minutes <= 0:
+        return None
+    tag = replace(job.tag, given_min=job.tag.given_min + minutes)
+    limit_minutes = math.ceil(job.limit_s / 60.0) + minutes
+    return Change(job.key, {"TimeLimit": str(limit_minutes), "AdminComment": with_tag(job.admin_comment, tag)})

@@ -1,0 +1,171 @@
+"""How fast two jobs run beside each other, as their nodes measure it.
+
+A job's own share of the GPU's time, while shared over while alone, is how fast it runs: the same work needs the same
+time on the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slurm_gpushare.knowledge.rates import UNIT_SD
+from slurm_gpushare.protocol.record import Period, Record, Stat
+from slurm_gpushare.store.workloads import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Samples of an attribute, up to some moment."""
+
+    n: int = 0
+    total: float = 0.0
+
+    @classmethod
+    def of(cls, attribute: str, *periods: Period) -> Tally:
+        """Of all these periods together."""
+        stats = [period.stats[attribute] for period in periods if attribute in period.stats]
+        return cls(sum(stat.n for stat in stats), sum(stat.n * stat.mean for stat in stats))
+
+    def since(self, before: Tally) -> float | None:
+        """The mean of the samples that came after `before`."""
+        return (self.total - before.total) / (self.n - before.n) if self.n > before.n else None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRate:
+    """A rate, and how far it may be off (one standard deviation)."""
+
+    rate: float
+    error: float
+
+
+def seen_rate(record: Record, before: Tally, profile: Profile | None) -> MeasuredRate | None:
+    """How fast the job runs beside its present neighbour; None while too little was seen.
+
+    `before` are the samples of earlier neighbours, which the record sums up with the present one's.
+    """
+    alone = activity_alone(record, profile.features.get(ACTIVITY_MEAN) if profile else None, least=ENOUGH)
+    now = Tally.of(ACTIVITY, record.shared)
+    n, shared_pct = now.n - before.n, now.since(before)
+    if alone is None or shared_pct is None or n < ENOUGH or alone.pct < MIN_ACTIVITY_PCT:
+        return None
+    rate = min(1.0, max(0.02, shared_pct / alone.pct))
+    shared_error = relative_error(record.shared.stats[ACTIVITY], n)
+    return MeasuredRate(rate, rate * math.hypot(shared_error, alone.error, LEAST_ERROR))
+
+
+# Can a neighbour have cost a job what it lost? Only as far as the card was busy.
+#
+# A job that does less than alone while the card has time to spare waits for something else, or idles on purpose: its
+# neighbour must not pay for that.
+
+
+CARD = "card_util_pct"
+"""How busy the whole card was, in the job's own record."""
+BUSY_PCT = 80.0
+"""On a card as busy as this any loss is believed; on one half as busy, half of a job's speed."""
+NEAR = 1.25
+"""A loss up to so many times the predicted one is no surprise and needs no busy card."""
+SLICING = 0.05
+"""What any neighbour may cost beyond that: the card changes between the two."""
+
+
+def is_believed(rate: float, expected: float, card_pct: float | None) -> bool:
+    """Whether a rate as low as this can be the neighbour's doing. A card that tells nothing is no proof against it."""
+    if card_pct is None:
+        return True
+    return 1.0 - rate <= max(card_pct / BUSY_PCT, NEAR * (1.0 - min(1.0, expected))) + SLICING
+
+
+# What the final record of a job that shared says of its rates: of spans of a few seconds too.
+#
+# A job's own share of the GPU's time, while shared over while alone, is how fast it ran. The record sums up all of its
+# neighbours; where it had several, those whose effect was not measured meanwhile are told apart by what was expected.
+
+
+ACTIVITY = "proc_sm_pct"
+MIN_ACTIVITY_PCT = 3.0
+"""Below it the ratio of two samples says nothing."""
+ACTIVITY_MEAN = f"{ACTIVITY}_mean"
+"""As a profile has it."""
+MIN_SAMPLES = 3
+ENOUGH = 20
+"""The mean of so many samples of a run says what this run does, better than what earlier ones did."""
+SAMPLES_APART = 2.0
+"""So many samples in a row tell as much as one: the card's figures are averages over up to a second."""
+LEAST_ERROR = 0.03
+"""Relative; what no number of samples takes away."""
+PROFILE_ERROR = 0.05
+"""Relative, of a profile's activity against that of this run alone: runs differ."""
+LEAST_PART = 0.05
+"""A neighbour with less of the shared time than this cannot be told apart from the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A neighbour of the job: how long, and what is known of the job's rate beside it."""
+
+    token: str
+    seconds: float
+    expected: float
+    """The rate as it was predicted."""
+    measured: float | None = None
+    """The rate as it was measured while they shared."""
+
+
+class Alone(NamedTuple):
+    """How active a job is alone, in per cent, and how far that may be off (relative)."""
+
+    pct: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A rate that was seen, and its weight as an observation."""
+
+    rate: float
+    weight: float
+
+
+def lessons(record: Record, alone_pct: float | None, beside: Mapping[int, Beside]) -> dict[int, Lesson]:
+    """What is learned of each neighbour, by job. `alone_pct` is the activity alone as the profile has it."""
+    shared, base = record.shared.stats.get(ACTIVITY), activity_alone(record, alone_pct)
+    if base is None or shared is None or shared.n < MIN_SAMPLES or base.pct < MIN_ACTIVITY_PCT:
+        return {}
+    seconds = sum(item.seconds for item in beside.values())
+    new = {job: item for job, item in beside.items() if item.measured is None and item.seconds >= LEAST_PART * seconds}
+    if not new or seconds < 0.9 * record.shared.shared_s:  # somebody was there of whom nothing is known
+        return {}
+    part = sum(item.seconds for item in new.values()) / seconds
+    known = sum(item.seconds * (item.measured or item.expected) for job, item in beside.items() if job not in new)
+    left = shared.mean / base.pct - known / seconds  # of the mean rate, for those who are new
+    expected = sum(item.seconds * item.expected for item in new.values()) / seconds
+    card = record.shared.stats.get(CARD)
+    foreseen = expected + known / seconds
+    if left <= 0.0 or not is_believed(shared.mean / base.pct, foreseen, card.mean if card else None):
+        return {}
+    error = math.hypot(relative_error(shared, shared.n), base.error, LEAST_ERROR) / part
+    found = {}
+    for job, item in new.items():
+        among = item.seconds / seconds
+        rate = min(1.0, max(0.02, item.expected * left / expected))
+        weight = (UNIT_SD / error) ** 2 * (among / part) ** 2
+        found[job] = Lesson(rate, min(1.0, max(0.01, weight)))
+    return found
+
+
+def activity_alone(record: Record, profile_pct: float | None, least: int = MIN_SAMPLES) -> Alone | None:
+    """By this run if it has enough samples alone, else by the profile; without a profile `least` are enough."""
+    own = record.alone.stats.get(ACTIVITY)
+    if own is not None and own.n >= (least if profile_pct is None else ENOUGH):
+        return Alone(own.mean, relative_error(own, own.n))
+    return None if profile_pct is None else Alone(profile_pct, PROFILE_ERROR)
+
+
+def relative_error(stat: Stat, n: int) -> float:
+    """Relative error of the mean of `n` samples that scatter like these."""
+    return stat.sd / max(stat.mean, 1e-9) / math.sqrt(max(1.0, n / SAMPLES_APART))

@@ -1,0 +1,339 @@
+"""Is a running job still what was measured of its token? Three questions, which need three answers:
+
+- *Past its profile*, `ProfileCheck`: has its owner changed the workload, or hidden what it does? It is written down
+  against the owner and the token is measured anew, so it must be sure.
+- *Unlike its profile*, `unlike_profile`: whose promise comes first now that one of two must be paused? It holds until
+  the next look, and one of the two must be chosen, so one record decides, by round margins.
+- *Outgrown*, `memory.MemoryWatch`: how much memory does it really need? Every MiB more counts from now on, and two that
+  no longer fit cannot wait for a second record.
+
+A job may be past its profile because its owner changed it, or because the profile was made to look harmless. Both
+cost a neighbour more than it was promised. One interim record may show a phase that the profile averages out, so two
+in a row are needed. A run that is over before it has two is judged by its final record; what is missing then comes from
+the next short run of the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_gpushare.helper import explain, log
+from slurm_gpushare.helper.occupancy import token_of
+from slurm_gpushare.helper.pair_speeds import ACTIVITY, ACTIVITY_MEAN, ENOUGH, Tally
+from slurm_gpushare.helper.pairs import Pair, PairKey
+from slurm_gpushare.protocol.history import Decision
+from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.combine import Numbers, sd_name, tolerance_points
+from slurm_gpushare.store.conduct import Strike
+from slurm_gpushare.store.runs import StoredRun
+from slurm_gpushare.store.workloads import Profile
+
+IN_A_ROW = 2
+LEAST_SAMPLES = 5
+"""Of an attribute between two records: the mean of fewer says nothing."""
+SDS = 2.0
+"""How many standard deviations of a run's own samples its mean may be above the profile's for a while."""
+MOST_REMEMBERED = 10_000
+"""So many jobs that are over are remembered until their final record comes."""
+UNLIKE_POINTS = 15.0
+"""Activity so far above the profile's, in points of a hundred, is another workload; runs of one differ by less."""
+UNLIKE_MEMORY = 1.05
+MEMORY = "mem_used_mib"
+_MEANS = {"gpu_util_mean_pct": "gpu_util_pct", "mem_access_mean_pct": "mem_access_pct"}
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A number of a job that is past its profile."""
+
+    feature: str
+    seen: float
+    profiled: float
+
+    def __str__(self) -> str:
+        return f"{self.feature} is {self.seen:.0f}, measured was {self.profiled:.0f}"
+
+
+def unlike_profile(record: Record | None, profile: Profile | None) -> bool:
+    """Whether a running job is busier than its profile says, or has more memory, by its latest record alone."""
+    if record is None or profile is None:
+        return False
+    used_mib = record.features.mem_used_mib
+    if used_mib is not None and used_mib > UNLIKE_MEMORY * profile.mem_used_mib:
+        return True
+    known = profile.features.get(ACTIVITY_MEAN)
+    stats = [period.stats.get(ACTIVITY) for period in (record.alone, record.shared)]
+    seen = next((stat for stat in stats if stat is not None and stat.n >= ENOUGH), None)
+    return known is not None and seen is not None and seen.mean > known + UNLIKE_POINTS
+
+
+def memory_excess(record: Record, profile: Profile, headroom_pct: float) -> Excess | None:
+    """Whether the job has allocated more than its profile says and the card's headroom covers."""
+    seen, total = record.features.mem_used_mib, record.features.mem_total_mib or profile.mem_total_mib
+    if seen is None or not total or seen <= profile.mem_used_mib + headroom_pct / 100.0 * total:
+        return None
+    return Excess(MEMORY, seen, profile.mem_used_mib)
+
+
+def activity_excess(feature: str, mean: float, features: Numbers, scatter: Numbers) -> Excess | None:
+    """Whether a mean over the last record is above the profile's by more than the profile's own spread."""
+    profiled = features.get(feature)
+    if profiled is None:
+        return None
+    spread = max(tolerance_points(feature, scatter), SDS * features.get(sd_name(feature), 0.0))
+    return Excess(feature, mean, profiled) if mean > profiled + spread else None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One run as far as it was looked at."""
+
+    run_id: str
+    seq: int = -1
+    before: dict[str, Tally] = field(default_factory=dict)
+    judged: int = 0
+    in_a_row: int = 0
+    past: bool = False
+
+
+class ProfileCheck:
+    """Follows running jobs from interim record to interim record."""
+
+    def __init__(self, headroom_pct: float) -> None:
+        self._headroom_pct = headroom_pct
+        self._jobs: dict[int, _Followed] = {}
+        self._over: dict[int, _Followed] = {}
+        """Jobs that are gone from the queue, until their final record comes."""
+        self._short_runs: dict[str, int] = {}
+        """Records past the profile in a row, of short runs, by token."""
+
+    def look(self, records: Iterable[Record], profiles: Mapping[int, Profile]) -> dict[int, Excess]:
+        """Jobs that are newly past their profile. `profiles` are those of the running jobs, by SLURM_JOB_ID."""
+        self._over.update({job_id: followed for job_id, followed in self._jobs.items() if job_id not in profiles})
+        for job_id in list(self._over)[:-MOST_REMEMBERED]:
+            del self._over[job_id]
+        self._jobs = {job_id: followed for job_id, followed in self._jobs.items() if job_id in profiles}
+        found: dict[int, Excess] = {}
+        for record in sorted(records, key=lambda record: record.seq):
+            profile = profiles.get(record.job_id)
+            if profile is None:
+                continue
+            followed = self._jobs.get(record.job_id)
+            if followed is None or followed.run_id != record.run_id:
+                followed = self._jobs[record.job_id] = _Followed(record.run_id)
+            if record.seq <= followed.seq:
+                continue
+            followed.seq = record.seq
+            judged, excess = self._judge(followed, record, profile)
+            if judged:
+                followed.judged += 1
+                followed.in_a_row = followed.in_a_row + 1 if excess else 0
+            if excess and followed.in_a_row >= IN_A_ROW and not followed.past:
+                followed.past = True
+                found[record.job_id] = excess
+        return found
+
+    def ended(self, record: Record, profile: Profile) -> Excess | None:
+        """Judge a run that is over by its final record, if it was too short for enough interim ones."""
+        followed = self._over.pop(record.job_id, None) or self._jobs.get(record.job_id)
+        if followed is None or followed.run_id != record.run_id:
+            followed = _Followed(record.run_id)
+        if followed.judged >= IN_A_ROW:
+            return None
+        judged, excess = self._judge(followed, record, profile)
+        if not judged:
+            return None
+        before = self._short_runs.pop(profile.token, 0)
+        if excess is None:
+            return None
+        in_a_row = before + followed.in_a_row + 1
+        if in_a_row >= IN_A_ROW:
+            return excess
+        self._short_runs[profile.token] = in_a_row
+        return None
+
+    def _judge(self, followed: _Followed, record: Record, profile: Profile) -> tuple[bool, Excess | None]:
+        """Whether there was enough to judge by, and what is past the profile. Few samples wait for more."""
+        found = memory_excess(record, profile, self._headroom_pct)
+        judged = found is not None
+        for feature, attribute in _MEANS.items():
+            now, before = Tally.of(attribute, record.alone, record.shared), followed.before.get(attribute, Tally())
+            mean = now.since(before)
+            if mean is None or now.n - before.n < LEAST_SAMPLES:
+                continue
+            followed.before[attribute] = now
+            judged = True
+            found = found or activity_excess(feature, mean, profile.features, profile.scatter)
+        return judged, found
+
+
+# Running jobs that are past their profile: found, written down, and measured anew before they share again.
+
+
+KIND = "past-profile"
+"""Of the decision that says so."""
+RAN_ON = "ran-while-paused"
+"""Of the decision about a paused job that was at work."""
+PAUSED = "paused"
+"""Of its strike, in place of a feature's name."""
+PROGRESS = "conduct"
+"""Under which name the store keeps how far runs that ended were looked at."""
+
+
+class ConductWatch:
+    """Compares every running job that may share with its profile, as interim records come in."""
+
+    def __init__(self, store: Store, headroom_pct: float) -> None:
+        self._store = store
+        self._check = ProfileCheck(headroom_pct)
+        self._pauses = PauseCheck()
+        self.ran_on: set[int] = set()
+        """Running jobs that were at work while they were paused: pausing them is of no use."""
+        progress = store.knowledge.get(PROGRESS) or {}
+        self._last_run = int(progress.get("last_run", 0))
+
+    def look(
+        self, jobs: Iterable[Job], records: Sequence[Record], pairs: Mapping[PairKey, Pair], now_s: float
+    ) -> list[Decision]:
+        """Jobs that are newly past their profile become strikes; returns what is noted about them."""
+        if not records:
+            return []
+        running = {job.raw_id: job for job in jobs if job.running and token_of(job)}
+        profiles = self._store.profiles.by_model({token_of(job) or "" for job in running.values()})
+        models = {record.job_id: record.gpu_model or "" for record in records}
+        by_job = {}
+        for raw_id, job in running.items():
+            token = token_of(job) or ""
+            # A job without a new record is only to be remembered: any of its profiles will do.
+            here = [profiles.get(models[raw_id], {})] if raw_id in models else list(profiles.values())
+            profile = next((found[token] for found in here if token in found), None)
+            if profile is not None and profile.owner_uid == job.uid:
+                by_job[raw_id] = profile
+        beside = {own.raw_id: other for pair in pairs.values() for own, other in pair.sides}
+        found = [(running[raw_id], excess) for raw_id, excess in self._check.look(records, by_job).items()]
+        self._store.conduct.strike([_strike(job, beside.get(job.raw_id), why, now_s) for job, why in found])
+        for job, why in found:
+            if why.feature == MEMORY:
+                self._store.workloads.raise_memory(token_of(job) or "", int(why.seen) + 1)
+            other = beside.get(job.raw_id)
+            log.warning(KIND, job=job.key, uid=job.uid, beside=other.key if other else None, why=str(why))
+        return [
+            explain.noted(job, KIND, now_s, beside.get(job.raw_id), feature=why.feature,
+                          seen=round(why.seen, 1), profiled=round(why.profiled, 1))
+            for job, why in found
+        ]  # fmt: skip
+
+    def look_at_paused(
+        self, jobs: Iterable[Job], records: Sequence[Record], pairs: Mapping[PairKey, Pair], now_s: float
+    ) -> list[Decision]:
+        """Paused jobs that were at work become strikes; returns what is noted about them."""
+        running = {job.raw_id: job for job in jobs if job.running}
+        self.ran_on &= running.keys()
+        paused = {raw_id: job for raw_id, job in running.items() if job.paused and raw_id not in self.ran_on}
+        since_s = {raw_id: job.tag.paused.since_s for raw_id, job in paused.items() if job.tag and job.tag.paused}
+        beside = {own.raw_id: other for pair in pairs.values() for own, other in pair.sides}
+        decisions: list[Decision] = []
+        for raw_id, active_pct in self._pauses.look(records, since_s).items():
+            job, other, why = paused[raw_id], beside.get(raw_id), Excess(PAUSED, active_pct, 0.0)
+            self.ran_on.add(raw_id)
+            self._store.conduct.strike([_strike(job, other, why, now_s)])
+            log.warning(RAN_ON, job=job.key, uid=job.uid, beside=other.key if other else None, active_pct=active_pct)
+            decisions.append(explain.noted(job, RAN_ON, now_s, other, seen=round(active_pct, 1)))
+        return decisions
+
+    def ended(self, now_s: float) -> list[Decision]:
+        """Jobs past their profile, of runs beside somebody that were over before two interim records told of them.
+
+        Memory needs no look here: a run that has ended raises its profile's peak.
+        """
+        found: list[tuple[StoredRun, int, Excess, int | None]] = []
+        new = list(self._store.runs.after(self._last_run))
+        for run in new:
+            self._last_run = max(self._last_run, run.settled_seq)
+            if not run.by_node or run.shared_s <= 0.0:
+                continue
+            record, profile = self._store.runs.record(run.id), self._store.profiles.get(run.token)
+            if record is not None and profile is not None and (why := self._check.ended(record, profile)):
+                beside = max(record.neighbours, key=lambda item: item.seconds, default=None)
+                found.append((run, profile.owner_uid, why, beside.job_id if beside else None))
+        if new:
+            self._store.knowledge.put({PROGRESS: {"last_run": self._last_run}})
+        self._store.conduct.strike(
+            [
+                Strike(uid, run.token, run.job_id, int(now_s), why.feature, why.seen, why.profiled, partner)
+                for run, uid, why, partner in found
+            ]
+        )
+        for run, uid, why, partner in found:
+            log.warning(KIND, job=run.job_id, uid=uid, beside=partner, why=str(why), ended=True)
+        return [
+            Decision(
+                run.job_id, int(now_s), KIND, run.node, run.gpu_index, partner,
+                reasons={"key": str(run.job_id), "feature": why.feature, "seen": round(why.seen, 1),
+                         "profiled": round(why.profiled, 1)},
+            )
+            for run, _, why, partner in found
+        ]  # fmt: skip
+
+
+def _strike(job: Job, other: Job | None, why: Excess, now_s: float) -> Strike:
+    return Strike(
+        uid=job.uid,
+        token=token_of(job) or "",
+        job_id=job.raw_id,
+        at_s=int(now_s),
+        feature=why.feature,
+        seen=why.seen,
+        profiled=why.profiled,
+        partner_job=other.raw_id if other else None,
+    )
+
+
+# Paused jobs that run all the same.
+#
+# Whoever has another job on the node, or a login there, can let the paused one go on (``kill -CONT``), and Slurm does
+# not notice. What a node measures of the job shows it: a job that stands still uses no GPU. The first record that ends
+# in the pause is what later ones are compared with, so that work done before the pause does not count.
+
+
+ACTIVE_PCT = 5.0
+"""Mean activity of its own processes from which on a job does not stand still."""
+NOTICED_AFTER_S = 3.0
+"""After the signal, kernels that were launched before it run to their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InPause:
+    """What a job had done by the first record of a pause."""
+
+    run_id: str
+    since_s: int
+    seq: int
+    before: Tally
+
+
+class PauseCheck:
+    """Follows paused jobs from interim record to interim record."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _InPause] = {}
+
+    def look(self, records: Iterable[Record], paused_since_s: Mapping[int, int]) -> dict[int, float]:
+        """Jobs that were at work in their pause, with their mean activity in per cent."""
+        self._jobs = {job: seen for job, seen in self._jobs.items() if paused_since_s.get(job) == seen.since_s}
+        found: dict[int, float] = {}
+        for record in sorted(records, key=lambda record: record.seq):
+            since_s = paused_since_s.get(record.job_id)
+            if since_s is None or record.end_s < since_s + NOTICED_AFTER_S:
+                continue
+            now, seen = Tally.of(ACTIVITY, record.alone, record.shared), self._jobs.get(record.job_id)
+            if seen is None or seen.run_id != record.run_id:
+                self._jobs[record.job_id] = _InPause(record.run_id, since_s, record.seq, now)
+            elif record.seq > seen.seq and now.n - seen.before.n >= LEAST_SAMPLES:
+                mean_pct = now.since(seen.before)
+                if mean_pct is not None and mean_pct > ACTIVE_PCT:
+                    found[record.job_id] = mean_pct
+        return found

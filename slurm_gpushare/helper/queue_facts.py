@@ -1,0 +1,196 @@
+"""What is known of the jobs in the queue besides what Slurm tells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from slurm_gpushare.helper.durations import UNKNOWN_SITE, UsualScatter, usual_scatter
+from slurm_gpushare.helper.occupancy import GpuAddress, token_of
+from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.slurm.configuration import Partition, Reservation
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store.combine import REMEMBERED_RUNS
+from slurm_gpushare.store.gpu_models import models_of, own_name
+from slurm_gpushare.store.store import Store
+from slurm_gpushare.store.workloads import LOG_DURATION, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """What the store knows of a token."""
+
+    cluster: int | None = None
+    mem_used_mib: int | None = None
+    duration_s: float | None = None
+    duration_scatter: float | None = None  # of the logarithm; None for a single run
+    runs: int = 1  # that these come from
+    usual_scatter: UsualScatter = UNKNOWN_SITE  # of the site's tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SharingCost:
+    """What a running job has been through on its card."""
+
+    lost_s: float = 0.0
+    joined: bool = False
+    """A guest, under the guest's promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """Everything besides Slurm that the snapshot needs."""
+
+    workloads: Mapping[str, Mapping[str, TokenFacts]] = field(default_factory=dict)
+    """By GPU model, as the cards call themselves, and then by token."""
+    own_names: Mapping[str, str] = field(default_factory=dict)
+    """What the cards of the site's models call themselves, by the site's name."""
+    sharing: Mapping[int, SharingCost] = field(default_factory=dict)
+    """By SLURM_JOB_ID."""
+    card_mem_mib: Mapping[str, int] = field(default_factory=dict)
+    """Memory of a node's GPUs, where telemetry has told it."""
+    one_process: frozenset[GpuAddress] = frozenset()
+    """Cards whose compute mode admits a single process, as telemetry has told."""
+    default_card_mem_mib: Mapping[str, int] = field(default_factory=dict)
+    """By GPU model, where no node has told yet."""
+    never_together: frozenset[tuple[str, str]] = frozenset()
+    measure_anew: frozenset[str] = frozenset()
+    """Tokens that are no longer what was measured: nobody joins them and they join nobody until they were measured."""
+    avoid: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By key: nodes that a job was sent to and did not start on."""
+    longest_limit_s: Mapping[str, float] = field(default_factory=dict)
+    """MaxTime of partitions that have one."""
+
+    def on(self, model: str, token: str | None) -> TokenFacts:
+        """What is known of a token on a GPU model."""
+        return self.workloads.get(model, {}).get(token or "", TokenFacts())
+
+    def models_of(self, token: str | None) -> list[str]:
+        """The GPU models on which a token was measured, the site's own first."""
+        measured = [model for model, tokens in self.workloads.items() if token in tokens]
+        return sorted(measured, key=lambda model: (model not in self.own_names.values(), model))
+
+    def own_name(self, site_model: str) -> str:
+        return self.own_names.get(site_model, own_name(site_model))
+
+
+# What the store knows that the snapshot needs.
+
+
+def tokens_in(jobs: Iterable[Job]) -> set[str]:
+    """Tokens of the jobs that take part in sharing."""
+    return {token for job in jobs if (token := token_of(job)) is not None}
+
+
+def token_facts(profile: Profile) -> TokenFacts:
+    """What the plan and the watch need of a profile."""
+    scatter = profile.scatter.get(LOG_DURATION)
+    runs = 1 if scatter is None else max(2, min(profile.runs, REMEMBERED_RUNS))
+    return TokenFacts(profile.cluster, profile.mem_used_mib, profile.duration_s, scatter, runs)
+
+
+def facts_by_token(profiles: Mapping[str, Profile]) -> dict[str, TokenFacts]:
+    """The facts of tokens on one GPU model, each with how far runs of one token usually differ among these."""
+    found = {token: token_facts(profile) for token, profile in profiles.items()}
+    usual = usual_scatter(
+        np.array([facts.duration_scatter or 0.0 for facts in found.values()], float),
+        np.array([facts.runs for facts in found.values()], np.int64),
+    )
+    return {token: replace(facts, usual_scatter=usual) for token, facts in found.items()}
+
+
+class StoreReader:
+    """Reads facts from the store once a tick."""
+
+    def __init__(self, store: Store, site_models: Sequence[str]) -> None:
+        self._store = store
+        self.site_models = site_models
+        self._card_mem_mib: dict[str, int] = {}
+        self._one_process: set[GpuAddress] = set()
+        self._records_since_s = 0.0
+        self.records: list[Record] = []
+        """The interim records of the last two minutes, one for each running job."""
+
+    def read(
+        self,
+        jobs: Collection[Job],
+        sharing: Mapping[int, SharingCost],
+        avoid: Mapping[str, frozenset[str]],
+        now_s: float,
+    ) -> QueueFacts:
+        """Facts about the jobs that are in the queue now."""
+        profiles = self._store.profiles.by_model(tokens_in(jobs))
+        self.records = self._store.live.since(self._records_since_s)
+        for record in self.records:
+            if record.features.mem_total_mib:
+                self._card_mem_mib[record.node] = int(record.features.mem_total_mib)
+            change = self._one_process.add if record.one_process else self._one_process.discard
+            change(GpuAddress(record.node, record.gpu_index))
+        self._records_since_s = now_s - 120.0
+        return QueueFacts(
+            workloads={model: facts_by_token(found) for model, found in profiles.items()},
+            own_names=models_of(self._store.database, self.site_models),
+            sharing=sharing,
+            card_mem_mib=dict(self._card_mem_mib),
+            one_process=frozenset(self._one_process),
+            # Where a node has not told yet, the smallest card of the model on which any of these jobs was seen.
+            default_card_mem_mib={
+                model: min(profile.mem_total_mib for profile in found.values()) for model, found in profiles.items()
+            },
+            never_together=self._store.sharing.banned(now_s),
+            measure_anew=self._store.conduct.to_measure(),
+            avoid=avoid,
+        )
+
+
+# What changes rarely at a site: asked for when it matters, remembered in between.
+
+
+PARTITIONS_FOR_S = 600.0
+RESERVATIONS_FOR_S = 60.0
+
+
+class SiteCache:
+    """Partitions and reservations, so that most ticks ask for neither: at most one of them in one tick."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+        self._partitions: list[Partition] = []
+        self._partitions_at_s = float("-inf")
+        self._reservations: list[Reservation] = []
+        self._reservations_at_s = float("-inf")
+        self._asked_at_s = float("-inf")
+
+    def tiers(self, now_s: float) -> Mapping[str, int]:
+        """Each partition's PriorityTier."""
+        if now_s - self._partitions_at_s >= PARTITIONS_FOR_S and self._asked_at_s != now_s:
+            self._partitions = self._slurm.partitions()
+            self._partitions_at_s = self._asked_at_s = now_s
+        return {partition.name: int(partition.fields.get("PriorityTier", "1")) for partition in self._partitions}
+
+    def longest_limit_s(self) -> dict[str, float]:
+        """MaxTime of the partitions that have one, as far as they were asked yet."""
+        return {item.name: float(item.max_time_s) for item in self._partitions if item.max_time_s is not None}
+
+    def most_s(self, partitions: Collection[str]) -> float:
+        """The longest time limit that these partitions allow, as far as they were asked yet."""
+        limits = [partition.max_time_s for partition in self._partitions if partition.name in partitions]
+        return min((float(limit) for limit in limits if limit is not None), default=float("inf"))
+
+    def reservations(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> list[Reservation]:
+        """The reservations; asked for once a minute, and at once when a node or a job is seen in an unknown one."""
+        known = {name for reservation in self._reservations for name in reservation.nodes}
+        names = {reservation.name for reservation in self._reservations}
+        unknown = any(node.reserved and node.name not in known for node in nodes) or any(
+            job.reservation and job.reservation not in names for job in jobs
+        )
+        old = now_s - self._reservations_at_s >= RESERVATIONS_FOR_S
+        recent = now_s - self._reservations_at_s < 5.0
+        if (old or (unknown and not recent)) and self._asked_at_s != now_s:
+            self._reservations = self._slurm.reservations()
+            self._reservations_at_s = self._asked_at_s = now_s
+        return self._reservations

@@ -1,0 +1,228 @@
+"""Whole GPUs, in priority order: everybody's, since other people's jobs get theirs first where they rank higher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, Occupant, PendingJob, Snapshot
+
+
+def hand_out(sites: Sites, empty: Ints, queue: Iterable[tuple[int, PendingJob]]) -> dict[int, int]:
+    """Which job (by place in the queue) gets which empty GPU, or gets that one first of several.
+
+    Jobs without a token are among them, since Slurm will start them there or elsewhere before ours that rank lower.
+    Room only shrinks on the way, so what was too small for a demand once is not looked at for it again.
+    """
+    free = np.zeros(len(sites.gpus), bool)
+    free[empty] = True
+    looked: dict[object, int] = {}
+    granted: dict[int, int] = {}
+    left = len(empty)
+    for rank, job in queue:
+        if left == 0:
+            break
+        shape = (sites.demand(job), job.cpus, job.node_mem_mib, job.limit_s, job.gpus, job.gang)
+        start = looked.get(shape, 0)
+        if start == len(empty):
+            continue
+        allowed = sites.allowed(job)
+        found: list[int] = []
+        at = start
+        if job.gang:
+            found = _all_of_a_node(sites, free & allowed, job)
+        while not job.gang and at < len(empty) and len(found) < job.gpus:
+            gpu = int(empty[at])
+            at += 1
+            if free[gpu] and allowed[gpu] and (job.gpus > 1 or sites.has_room(gpu, job)):
+                found.append(gpu)
+        looked[shape] = at if len(found) == job.gpus else len(empty)
+        if len(found) < job.gpus:
+            continue
+        free[found] = False
+        left -= len(found)
+        sites.take(found[0], job)
+        granted[rank] = found[0]
+    return granted
+
+
+def _all_of_a_node(sites: Sites, free: Bools, job: PendingJob) -> list[int]:
+    """The cards of the first node that is entirely free for a gang; empty if there is none."""
+    taken = np.bincount(sites.node, weights=~free, minlength=len(sites.nodes))
+    for node in np.flatnonzero(taken == 0).tolist():
+        cards = np.flatnonzero(sites.node == node)
+        if len(cards) == job.gpus and sites.has_room(int(cards[0]), job):
+            return [int(card) for card in cards]
+    return []
+
+
+# Where a job may run at all: partition, features, nodes, reservation, CPUs and memory.
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Demand = tuple[object, ...]
+
+
+def admits(node: NodeRoom, job: PendingJob) -> bool:
+    """Whether Slurm would let `job` onto `node`, its free CPUs and memory aside."""
+    return (
+        node.usable
+        and (not job.partitions or bool(node.partitions & job.partitions))
+        and job.features <= node.features
+        and (job.nodes_wanted is None or node.name in job.nodes_wanted)
+        and node.name not in job.nodes_excluded
+        and (node.reservation == job.reservation if node.reservation or job.reservation else True)
+    )
+
+
+class Sites:
+    """The GPUs of a snapshot with their nodes' room, as arrays; `take` books what a placement uses."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.gpus: tuple[Gpu, ...] = snapshot.gpus
+        self.nodes = [snapshot.nodes[name] for name in dict.fromkeys(gpu.node for gpu in snapshot.gpus)]
+        at = {node.name: i for i, node in enumerate(self.nodes)}
+        self.node: Ints = np.array([at[gpu.node] for gpu in self.gpus], np.int64)
+        self.index: Ints = np.array([gpu.index for gpu in self.gpus], np.int64)
+        self.model = np.array([gpu.model for gpu in self.gpus], object)
+        self.usable: Bools = np.array([gpu.usable for gpu in self.gpus], bool)
+        self.cpus = np.array([node.cpus_free for node in self.nodes], np.int64)
+        self.mem_mib = np.array([node.mem_free_mib for node in self.nodes], np.int64)
+        self.reserved_in_s: Floats = np.array([node.reserved_from_s - snapshot.now_s for node in self.nodes], float)
+        self._admitting: dict[Demand, Bools] = {}
+
+    def demand(self, job: PendingJob) -> Demand:
+        """What decides `admits`: equal for most jobs of a site, so that it is worked out once for all of them."""
+        where = (job.partitions, job.features, job.nodes_wanted, job.nodes_excluded, job.reservation)
+        return (*where, job.gpu_index, job.gpu_model)
+
+    def allowed(self, job: PendingJob) -> Bools:
+        """The GPUs that `job` may have, on nodes that admit it."""
+        demand = self.demand(job)
+        if demand not in self._admitting:
+            admitting = np.array([admits(node, job) for node in self.nodes], bool)
+            allowed = self.usable & admitting[self.node]
+            if job.gpu_index is not None:
+                allowed &= self.index == job.gpu_index
+            if job.gpu_model is not None:
+                allowed &= self.model == job.gpu_model
+            self._admitting[demand] = allowed
+        return self._admitting[demand]
+
+    def has_room(self, gpu: int, job: PendingJob) -> bool:
+        """Whether the node of `gpu` has CPUs and memory for `job` now, and no reservation during its time limit."""
+        node = self.node[gpu]
+        room = self.cpus[node] >= job.cpus and self.mem_mib[node] >= job.node_mem_mib
+        return bool(room and job.limit_s <= self.reserved_in_s[node])
+
+    def room_for(self, jobs: list[PendingJob], gpus: Ints) -> Bools:
+        """`has_room` for jobs (rows) on GPUs (columns), with what `admits` says."""
+        node = self.node[gpus]
+        cpus, mem_mib, limit_s = (
+            np.array(values, float)[:, None]
+            for values in zip(*((job.cpus, job.node_mem_mib, job.limit_s) for job in jobs), strict=True)
+        )
+        room = (self.cpus[node] >= cpus) & (self.mem_mib[node] >= mem_mib) & (limit_s <= self.reserved_in_s[node])
+        allowed = np.stack([self.allowed(job)[gpus] for job in jobs])
+        both: Bools = room & allowed
+        return both
+
+    def take(self, gpu: int, job: PendingJob) -> None:
+        """Book CPUs and memory."""
+        self.cpus[self.node[gpu]] -= job.cpus
+        self.mem_mib[self.node[gpu]] -= job.node_mem_mib
+
+
+def first_wanting(sites: Sites, pending: Iterable[tuple[int, PendingJob]], *, gangs: bool = False) -> Ints:
+    """For each GPU the place in the queue of the first job that could use it, and needs it whole.
+
+    One that shares a single card is content with half of one. A gang is content with half of a node that a gang has
+    (`gangs`: this is about such nodes), but needs other cards whole. Both only on GPU models that they know.
+    """
+    nobody = np.iinfo(np.int64).max
+    first: Ints = np.full(len(sites.gpus), nobody, np.int64)
+    seen: set[Demand] = set()
+    for rank, job in pending:
+        shares = job.token is not None and job.max_isd_pct != 0 and (job.gpus == 1 or (gangs and job.gang))
+        if shares and job.measured is None:
+            continue
+        shared_on = tuple(job.measured or ()) if shares else ()
+        demand = (*sites.demand(job), shared_on)
+        if demand not in seen:
+            seen.add(demand)
+            whole = sites.allowed(job) & ~np.isin(sites.model, shared_on)
+            first = np.where(whole, np.minimum(first, rank), first)
+    return first
+
+
+# How long a pending job can expect to wait for a whole GPU.
+
+
+FOREVER_S = 1e9  # a job without a time limit; a number, since infinity cannot be reckoned with
+
+
+def expected_waits_s(free_in_s: Floats, work_s: Floats) -> Floats:
+    """Expected wait of each pending job, in queue order, if cards go to them one after the other.
+
+    `free_in_s` says in how many seconds each card is free, `work_s` how long each pending job will hold one. The
+    queue is taken as a fluid that fills the cards as they come free: job i starts when the capacity freed until then
+    equals the work ahead of it, and not before the first card is free.
+    """
+    if len(free_in_s) == 0:
+        return np.full(len(work_s), np.inf)
+    free = np.minimum(np.sort(free_in_s), FOREVER_S)
+    capacity = np.concatenate([[0.0], np.cumsum(np.diff(free) * np.arange(1, len(free)))])  # freed by each free[i]
+    ahead = np.cumsum(work_s) - work_s
+    beyond = np.maximum(ahead - capacity[-1], 0.0) / len(free)  # all cards work on the queue from free[-1] on
+    waits: Floats = np.interp(ahead, capacity, free) + beyond
+    return waits
+
+
+# How long the jobs submitted lately are: what "short" means for a guest.
+
+
+HALF_LIFE_JOBS = 1000
+
+
+def mean_duration_s(snapshot: Snapshot, gangs: bool) -> float:
+    """What plan and reasons go by: the mean of the jobs submitted lately, else of those in the snapshot."""
+    mean_s = snapshot.mean_gang_s if gangs else snapshot.mean_duration_s
+    if mean_s is not None:
+        return mean_s
+    known = [s for s in _expected_s(snapshot, gangs).values() if math.isfinite(s)]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _expected_s(snapshot: Snapshot, gangs: bool) -> dict[str, float]:
+    """The expected durations of the sharers that wait or run, by key."""
+    jobs: list[PendingJob | Occupant] = [*snapshot.pending, *(job for gpu in snapshot.gpus for job in gpu.occupants)]
+    return {job.key: job.expected_s for job in jobs if job.token is not None and job.gang is gangs}
+
+
+class RecentDurations:
+    """A running mean of expected durations, each job counted once, old ones fading.
+
+    The jobs in one snapshot alone would mislead: short ones come and go between two looks, long ones stay.
+    """
+
+    def __init__(self, *, gangs: bool = False) -> None:
+        """Of single GPUs' jobs, or of `gangs`, which are another kind of job."""
+        self._gangs = gangs
+        self._seen: frozenset[str] = frozenset()
+        self._weight = self._sum_s = 0.0
+
+    def mean_s(self, snapshot: Snapshot) -> float | None:
+        """The mean after this look; None while no job with a known duration was seen."""
+        durations = _expected_s(snapshot, self._gangs)
+        keep = 0.5 ** (1.0 / HALF_LIFE_JOBS)
+        for key in durations.keys() - self._seen:
+            if math.isfinite(durations[key]):
+                self._weight = self._weight * keep + 1.0
+                self._sum_s = self._sum_s * keep + durations[key]
+        self._seen = frozenset(durations)
+        return self._sum_s / self._weight if self._weight else None

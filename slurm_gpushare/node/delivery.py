@@ -1,0 +1,108 @@
+"""Records on their way to the controller: one file each, complete or not there at all, its author proven.
+
+A file's content is a munge credential around the record. Munge says which uid made it, which file ownership
+cannot: NFS with root_squash gives root's files to nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import hand_over, replacing
+from slurm_gpushare.protocol.record import Record, RecordKind
+from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.settings import Config
+
+INCOMING = "incoming"
+REJECTED = "rejected"
+SUFFIX = ".rec"
+# Anyone may add a file, only its owner and ours may remove one, and nobody else can list them.
+INCOMING_MODE = 0o1733
+
+
+def hold_dir(spool_dir: Path) -> Path:
+    """Where the helper tells the nodes whether to hold a card that becomes empty; only SlurmUser writes there."""
+    return spool_dir / "hold"
+
+
+class SpoolError(GpushareError):
+    """A record could not be left in the spool directory."""
+
+
+def spool_name(record: Record) -> str:
+    """``gpu0-4711-<run>-i.rec``. An interim record replaces its run's last one, should that still be waiting."""
+    return f"{record.node}-{record.job_id}-{record.run_id}-{'f' if record.kind is RecordKind.FINAL else 'i'}{SUFFIX}"
+
+
+def seal(line: str, munge_socket: Path | None = None, reader_uid: int | None = None) -> str:
+    """`line` as a munge credential of the user of this process. With `reader_uid`, only that user can open it."""
+    only = [] if reader_uid is None else [f"--restrict-uid={reader_uid}"]
+    argv = ["munge", *([f"--socket={munge_socket}"] if munge_socket else []), *only]
+    try:
+        done = subprocess.run(argv, input=line, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SpoolError(f"munge: {type(error).__name__}", "Is munge installed, and munged running?") from error
+    if done.returncode != 0:
+        raise SpoolError(f"munge: exit code {done.returncode}: {done.stderr.strip()[:200]}", "Is munged running?")
+    return done.stdout
+
+
+def send_record(record: Record, config: Config) -> None:
+    """Leave the record where the site wants it: in the spool, or in the store's inbox."""
+    if config.records_to == "spool":
+        write_record(record, config.spool_dir, config.munge_socket)
+        return
+    credential = seal(encode_record(record), config.munge_socket)
+    argv = [sys.executable, "-m", "slurm_gpushare.store.deliver"]
+    try:
+        done = subprocess.run(argv, input=credential, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SpoolError(f"StoreUrl: {type(error).__name__}") from error
+    if done.returncode:
+        raise SpoolError(f"StoreUrl: {done.stderr.strip()[-300:]}")
+
+
+def write_record(record: Record, spool_dir: Path, munge_socket: Path | None = None) -> Path:
+    """Leave the record in the spool, by rename; a failure leaves nothing behind."""
+    credential = seal(encode_record(record), munge_socket)
+    incoming = spool_dir / INCOMING
+    path = incoming / spool_name(record)
+    try:
+        if not incoming.is_dir():
+            _make_incoming(incoming)
+        with replacing(path, 0o600, sync=True) as draft:  # ingest takes *.rec only
+            draft.write_text(credential, encoding="ascii")
+            _let_reader_read(draft)
+        if record.kind is RecordKind.FINAL:
+            path.with_name(path.name.replace(f"-f{SUFFIX}", f"-i{SUFFIX}")).unlink(missing_ok=True)
+    except OSError as error:
+        raise SpoolError(f"{incoming}: {error.strerror}", "Is SpoolDir there, writable and not full?") from error
+    return path
+
+
+def _let_reader_read(path: Path) -> None:
+    """Root gives the record to the owner of the spool, and nobody else can read it then.
+
+    A user cannot, and neither can root where the file server squashes it: nobody can list the directory, and the name
+    is random.
+    """
+    if os.geteuid() != 0 or not _handed_over(path):
+        path.chmod(0o644)
+
+
+def _handed_over(path: Path) -> bool:
+    try:
+        hand_over(path)
+    except OSError:
+        return False
+    return True
+
+
+def _make_incoming(incoming: Path) -> None:
+    incoming.mkdir(parents=True, exist_ok=True)
+    incoming.chmod(INCOMING_MODE)
+    hand_over(incoming)  # its owner ingests, and must be able to remove files from the sticky directory

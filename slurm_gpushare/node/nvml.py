@@ -1,0 +1,260 @@
+"""One card, read through NVML: what it does as a whole and who is on it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+
+from slurm_gpushare.node.processes import Members
+from slurm_gpushare.protocol.record import gpu_model
+
+_MIB = 1024 * 1024
+_SILENCE_S = 2.0  # the driver's own sample period is at most 1 s
+
+
+class NvmlError(Exception):
+    """NVML, or this card, cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLoad:
+    """What one process did on the card since the last reading."""
+
+    mem_mib: float | None
+    sm_pct: float | None = None
+    mem_access_pct: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardSample:
+    """One reading. A field is None, or absent, where the card does not report it."""
+
+    util_pct: float | None
+    mem_access_pct: float | None
+    mem_used_mib: float | None
+    mem_total_mib: float | None
+    other: Mapping[str, float]
+    """Power, temperature, clocks and PCIe traffic, by attribute name."""
+    processes: Mapping[int, ProcessLoad] | None
+    """By process id; None if the card does not say who is on it."""
+
+
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The answer, or None where this card or driver has none."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
+        # A card that fell off the bus stays gone: everything else may be one counter that is not there.
+        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNINITIALIZED):
+            raise NvmlError(str(error)) from error
+        return None
+
+
+class NvmlCard:
+    """A card that is open for reading."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._seen: dict[int, tuple[int, float]] = {}  # by process: its last sample, and when we saw it
+        self._reports_processes = True
+        name = _ask(pynvml.nvmlDeviceGetName, handle)
+        self.model = gpu_model(name.decode() if isinstance(name, bytes) else name or "")
+        mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle)
+        self.one_process = mode is not None and mode != pynvml.NVML_COMPUTEMODE_DEFAULT
+        limit = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        self._power_limit_w = limit / 1000 if limit else None
+
+    def read(self, *, everything: bool) -> CardSample:
+        """Activity and processes; with `everything` also power, temperature, clocks and PCIe.
+
+        PCIe counters alone hold the caller for 20 ms each on real cards, which is why they can be left out.
+        """
+        rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
+        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
+        return CardSample(
+            util_pct=rates and float(rates.gpu),
+            mem_access_pct=rates and float(rates.memory),
+            mem_used_mib=memory and memory.used / _MIB,
+            mem_total_mib=memory and memory.total / _MIB,
+            other=self._other() if everything else {},
+            processes=self._processes(),
+        )
+
+    def _other(self) -> dict[str, float]:
+        handle = self._handle
+        values: dict[str, float | None] = {
+            "temperature_c": _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            "sm_clock_mhz": _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+            "mem_clock_mhz": _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        }
+        milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
+        if milliwatts is not None:
+            values["power_w"] = milliwatts / 1000
+            if self._power_limit_w:
+                values["power_pct"] = milliwatts / 10 / self._power_limit_w
+        for name, counter in (
+            ("pcie_rx_mib_s", pynvml.NVML_PCIE_UTIL_RX_BYTES),
+            ("pcie_tx_mib_s", pynvml.NVML_PCIE_UTIL_TX_BYTES),
+        ):
+            kib_s = _ask(pynvml.nvmlDeviceGetPcieThroughput, handle, counter)
+            values[name] = None if kib_s is None else kib_s / 1024
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    def _processes(self) -> dict[int, ProcessLoad] | None:
+        running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        if running is None:
+            return None
+        used = {int(process.pid): process.usedGpuMemory for process in running}
+        loads = self._loads(used.keys())
+        return {pid: ProcessLoad(None if used[pid] is None else used[pid] / _MIB, *loads[pid]) for pid in used}
+
+    def _loads(self, pids: Collection[int]) -> dict[int, tuple[float | None, float | None]]:
+        """Mean (SM, memory) utilisation of each process over its samples since the last call.
+
+        The driver samples more slowly than we may ask, and says nothing of a process that is idle: a short silence
+        is unknown, a long one is 0.
+        """
+        now = time.monotonic()
+        self._seen = {pid: self._seen.get(pid, (0, now)) for pid in pids}
+        sums: dict[int, list[float]] = {}
+        for sample in self._new_samples(min((seen_us for seen_us, _ in self._seen.values()), default=0)):
+            pid, at_us = int(sample.pid), int(sample.timeStamp)
+            # Real drivers pad the list with entries from long ago and with garbage.
+            if pid not in self._seen or at_us <= self._seen[pid][0] or sample.smUtil > 100 or sample.memUtil > 100:
+                continue
+            total = sums.setdefault(pid, [0.0, 0.0, 0.0, 0.0])
+            total[0] += 1
+            total[1] += sample.smUtil
+            total[2] += sample.memUtil
+            total[3] = max(total[3], at_us)
+        loads: dict[int, tuple[float | None, float | None]] = {}
+        for pid, (_, heard) in self._seen.items():
+            if pid in sums:
+                n, sm, mem, latest_us = sums[pid]
+                self._seen[pid] = (int(latest_us), now)
+                loads[pid] = (sm / n, mem / n)
+            else:
+                loads[pid] = (0.0, 0.0) if self._reports_processes and now - heard > _SILENCE_S else (None, None)
+        return loads
+
+    def _new_samples(self, since_us: int) -> Sequence[Any]:
+        try:
+            samples: Sequence[Any] = pynvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                self._reports_processes = False
+            return ()
+        return samples
+
+
+def open_cards(indices: Sequence[int]) -> dict[int, NvmlCard]:
+    """The cards that the node calls by these indices; NvmlError where that cannot be."""
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        # Where the job's device cgroup hides the other cards, NVML numbers the visible ones from 0.
+        hidden = count == len(indices)
+        return {
+            index: NvmlCard(pynvml.nvmlDeviceGetHandleByIndex(position if hidden else index))
+            for position, index in enumerate(sorted(indices))
+        }
+    except pynvml.NVMLError as error:
+        raise NvmlError(str(error)) from error
+
+
+def processes_by_card() -> dict[int, list[int]]:
+    """The processes on each card of the node; NvmlError where that cannot be."""
+    try:
+        pynvml.nvmlInit()
+        handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())}
+    except pynvml.NVMLError as error:
+        raise NvmlError(str(error)) from error
+    found = {index: _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) for index, handle in handles.items()}
+    return {index: [int(process.pid) for process in running or ()] for index, running in found.items()}
+
+
+# Calls that may never come back: a driver in trouble can hang inside NVML for hours.
+
+
+Result = TypeVar("Result")
+
+
+class Stuck(Exception):
+    """The call has not returned in time; it may still."""
+
+
+class Bounded:
+    """Runs calls one after the other in a thread of its own and waits for each only so long.
+
+    A thread, not a process: a second interpreter would double the sampler's memory. ctypes lets go of the
+    interpreter's lock during a foreign call, so a hung one holds up nobody else; the thread is a daemon, so the
+    process can still end.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        self._late = False
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[[], Result], timeout_s: float) -> Result:
+        """What `function` returns or raises; `Stuck` if that, or an earlier call, takes too long."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="bounded", daemon=True)
+            self._thread.start()
+        if self._late:
+            try:
+                self._answers.get_nowait()  # the late answer to a question nobody asks any more
+            except queue.Empty:
+                raise Stuck from None
+            self._late = False
+        self._calls.put(function)
+        try:
+            worked, answer = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            self._late = True
+            raise Stuck from None
+        if not worked:
+            raise answer
+        result: Result = answer
+        return result
+
+    def _serve(self) -> None:
+        while True:
+            function = self._calls.get()
+            try:
+                answer = (True, function())
+            except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+                answer = (False, error)
+            self._answers.put(answer)
+
+
+# Which cards a job is on, where Slurm does not say.
+#
+# The prolog of a job that starts just after slurmctld did has no SLURM_JOB_GPUS: the node has not registered yet.
+
+
+_NVML_LIMIT_S = 2.0
+
+
+class CardSearch:
+    """Looks for a job's processes on the node's cards."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._bounded = Bounded()
+
+    def look(self) -> tuple[int, ...]:
+        """The indices of the cards that a process of the job is on now; empty while there is none, or NVML fails."""
+        self._members.refresh()
+        try:
+            found = self._bounded.call(processes_by_card, _NVML_LIMIT_S)
+        except (Stuck, NvmlError):
+            return ()
+        return tuple(index for index, pids in sorted(found.items()) if any(self._members.owns(pid) for pid in pids))

@@ -1,0 +1,272 @@
+"""The sampler of one job on one node: started by the prolog, ended by the epilog, in nobody's way.
+
+    python -m slurm_gpushare.node.sampler JOB NODE GPUS
+
+GPUS may be empty where Slurm did not say: the sampler then looks for the job's processes on the node's cards.
+It writes an interim record every InterimSeconds and a final one at the end. Whatever fails here (NVML, munge,
+a full disk) costs numbers, never the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_gpushare.node.dcgm import map_job
+from slurm_gpushare.node.delivery import SpoolError, send_record
+from slurm_gpushare.node.measure import AFTER_PROFILE, Measurement
+from slurm_gpushare.node.nvml import CardSearch
+from slurm_gpushare.node.processes import Members, cgroup_lister, scontrol_lister
+from slurm_gpushare.node.run import Identity
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.record import Closed, RecordKind
+from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.settings_in_force import settings_in_force
+
+_END = (signal.SIGTERM, signal.SIGINT)
+_GONE_S = 300.0  # no process of the job for so long: its epilog has been missed
+_LATE_S = 10.0  # an epilog that comes so long after the last process: the job ended when that did
+_SEARCH_S = 120.0  # a job whose processes have been on no card for so long uses none
+_INTERIM_TO_STORE_S = 300.0
+_BETWEEN_LOOKS_S = 1.0
+_BETWEEN_MAPPINGS_S = 5.0
+_GROWTH_S = 1.0  # between two records that tell of growing memory
+_RETRY_S = 5.0
+_RETRIES = 24  # a final record waits two minutes for a spool that is full or away
+
+
+def log(message: str) -> None:
+    """One line with the time; a log that cannot be written is no reason to stop."""
+    try:
+        print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} sampler[{os.getpid()}] {message}", file=sys.stderr, flush=True)
+    except OSError:
+        return
+
+
+class Sampler:
+    """Measures one job until it is told to stop."""
+
+    def __init__(self, config: Config, job_id: int, node: str, gpus: Sequence[int]) -> None:
+        self._config = config
+        self._job_id = job_id
+        self._node = node
+        self._state = NodeState.of(config.state_dir, node)
+        self._members = Members(lambda: (cgroup_lister(job_id) or scontrol_lister(job_id, node))())
+        self._gpus = gpus
+        self._mapped = set(gpus)  # what the prolog has told DCGM
+        self._started_s = time.time()
+        self._last_seen_s: float | None = None
+        """When a process of the job was last seen; None if none was yet."""
+
+    def _log(self, message: str) -> None:
+        log(f"job {self._job_id}: {message}")
+
+    def run(self) -> None:
+        """Sample until the epilog's signal, or until the job's processes have been gone for long."""
+        self._wait_for_pid_file()
+        gpus = self._gpus or self._find_cards()
+        if gpus:
+            self._measurement = self._measure(gpus)
+            self._sample()
+            self._finish(self._ended_s())
+
+    def _measure(self, gpus: Sequence[int]) -> Measurement:
+        return Measurement(
+            self._identities(gpus),
+            self._members,
+            limit_s=self._config.probe_s,
+            start_s=self._started_s,
+            neighbours=lambda gpu: self._state.neighbours(self._job_id, gpu),
+            log=self._log,
+        )
+
+    def _identities(self, gpus: Sequence[int]) -> list[Identity]:
+        """One for each card; one for all of them where the job has all of the node's and gangs may share."""
+        if self._config.share_gangs and len(gpus) == self._config.gpus_per_node > 1:
+            return [Identity(self._job_id, self._node, gpus[0], others=tuple(gpus[1:]))]
+        return [Identity(self._job_id, self._node, gpu) for gpu in gpus]
+
+    def _find_cards(self) -> Sequence[int]:
+        """The job's cards, where Slurm did not say; empty if the job has none, or has ended."""
+        search, since = CardSearch(self._members), None
+        while self._state.is_wanted(self._job_id):
+            if search.look():
+                signal.sigtimedwait(_END, _BETWEEN_LOOKS_S)  # a job of several cards opens them one after the other
+                gpus = search.look()
+                self._state.register(self._job_id, gpus)
+                self._log(f"Slurm did not say which GPUs it has: found on {', '.join(map(str, gpus)) or 'none'}")
+                return gpus
+            now = time.monotonic()
+            since = since or (now if self._members.processes else None)
+            if (since and now - since > _SEARCH_S) or signal.sigtimedwait(_END, _BETWEEN_LOOKS_S):
+                break
+        return ()
+
+    def _ended_s(self) -> float:
+        """When the job ended: now, unless its processes have been gone for long."""
+        now_s = time.time()
+        late = self._last_seen_s is not None and now_s - self._last_seen_s > _LATE_S
+        return self._last_seen_s if late and self._last_seen_s is not None else now_s
+
+    def _sample(self) -> None:
+        measurement, config = self._measurement, self._config
+        # A record that goes straight to the database costs half a second of CPU, so those that can wait are fewer.
+        interim_s = config.interim_s if config.records_to == "spool" else max(config.interim_s, _INTERIM_TO_STORE_S)
+        last_seen = last_record = time.monotonic()
+        next_record = last_seen + interim_s
+        search, next_look, look_until = CardSearch(self._members), last_seen, last_seen + _SEARCH_S
+        while self._state.is_wanted(self._job_id):
+            began = time.monotonic()
+            measurement.step()
+            if measurement.members.processes:
+                last_seen, self._last_seen_s = began, time.time()
+            elif began - last_seen > _GONE_S:
+                self._log("its processes are gone and no epilog came: ending")
+                self._state.forget(self._job_id)
+                break
+            if began >= next_look and began < look_until:
+                next_look = began + _BETWEEN_MAPPINGS_S
+                self._map_further_cards(search)
+            if measurement.profiling and self._state.epoch_is_over(self._job_id):
+                measurement.close_profile(Closed.EPOCH)
+            # Nothing fences memory: when it grows the helper must know at once whether the two still fit.
+            if began >= next_record or (began - last_record >= _GROWTH_S and measurement.memory_grew()):
+                last_record, next_record = began, began + interim_s
+                self._write(RecordKind.INTERIM)
+            period = config.sample_s * (1 if measurement.profiling else AFTER_PROFILE)
+            pause = began + min(period, config.interim_s) - time.monotonic()
+            if signal.sigtimedwait(_END, max(0.001, pause)):
+                break
+
+    def _map_further_cards(self, search: CardSearch) -> None:
+        """Tell DCGM of cards that the prolog was not told of; only a list of one card may lack some (dcgm.py)."""
+        directory = self._config.dcgm_job_mapping_dir
+        if directory is None or len(self._gpus) != 1 or self._config.gpus_per_node < 2:
+            return
+        if further := set(search.look()) - self._mapped:
+            try:
+                if map_job(directory, self._job_id, further, lambda: self._state.is_wanted(self._job_id)):
+                    self._mapped |= further
+            except OSError as why:
+                self._log(f"DCGM's job mapping: {why}")
+                self._mapped |= further  # said once
+
+    def _wait_for_pid_file(self) -> None:
+        """The prolog writes it just after starting us; if it does not come, the epilog was even faster."""
+        for _ in range(40):
+            if self._state.is_wanted(self._job_id):
+                return
+            time.sleep(0.05)
+
+    def _write(self, kind: RecordKind, end_s: float | None = None) -> bool:
+        """Spool a record for each card; False, and a line in the log, if one could not be."""
+        try:
+            for record in self._measurement.records(kind, end_s):
+                send_record(record, self._config)
+        except SpoolError as error:
+            self._log(str(error))
+            return False
+        return True
+
+    def _finish(self, ended_s: float) -> None:
+        for _ in range(_RETRIES):
+            if self._write(RecordKind.FINAL, ended_s):
+                return
+            if signal.sigtimedwait(_END, _RETRY_S):
+                break
+        self._log("the final record is lost")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run for ``JOB NODE GPUS`` (``4711 n7 0,2``)."""
+    # Before any thread: they inherit it, and so every signal waits for the loop. The prolog has us ignore SIGTERM
+    # until here, so that an early epilog does not end us before a record is written; the missing pid file then tells us
+    # that it came.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _END)
+    for number in _END:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        job, node, gpus = arguments
+        Sampler(settings_in_force(), int(job), node, [int(gpu) for gpu in gpus.split(",") if gpu]).run()
+    except GpushareError as error:
+        log(str(error))
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must leave a trace and nothing else
+        log(f"{type(error).__name__}: {error}")
+    os._exit(0)  # a thread that hangs inside the driver must not keep the process
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+# What prolog, epilog and sampler leave each other under StateDir (the shell's half is prolog/common.sh).
+#
+#     nodes/NODE/jobs/JOB      pid and start time of the job's sampler
+#     nodes/NODE/gpus/N/JOB    the job was given GPU N
+#     nodes/NODE/epoch/JOB     GPUSHARE_EPOCH_FILE: a null device that the job's user may touch, and no more
+#     nodes/NODE/tokens/JOB    the job carries a token
+#     nodes/NODE/holds         the epilogs' holds of the last minute: begin, end (ms), helper's beat, answered or not,
+# job
+#     nodes/NODE/search.lock   held while a prolog counts the samplers that look for their jobs' GPUs
+#     nodes/NODE/sampler.log   what the samplers had to say
+#
+# By node, since several slurmd may run on one machine.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node's directory."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, state_dir: Path, node: str) -> NodeState:
+        return cls(state_dir / "nodes" / node)
+
+    def pid_file(self, job_id: int) -> Path:
+        return self.root / "jobs" / str(job_id)
+
+    def epoch_file(self, job_id: int) -> Path:
+        return self.root / "epoch" / str(job_id)
+
+    def is_wanted(self, job_id: int) -> bool:
+        """Whether the job's pid file still names this process: the epilog takes it away."""
+        try:
+            words = self.pid_file(job_id).read_text().split()
+        except OSError:
+            return False
+        return words[:1] == [str(os.getpid())]
+
+    def epoch_is_over(self, job_id: int) -> bool:
+        """Whether the job has touched its epoch file, whose time the prolog set to 1970."""
+        try:
+            return self.epoch_file(job_id).lstat().st_mtime >= 1.0
+        except OSError:
+            return False
+
+    def neighbours(self, job_id: int, gpu_index: int) -> tuple[int, ...]:
+        """The other jobs that were given this GPU."""
+        try:
+            names = os.listdir(self.root / "gpus" / str(gpu_index))
+        except OSError:
+            return ()
+        return tuple(int(name) for name in names if name.isdecimal() and int(name) != job_id)
+
+    def register(self, job_id: int, gpus: Collection[int]) -> None:
+        """Say that the job was given these GPUs: what the prolog does where it knows them."""
+        for gpu in gpus:
+            path = self.root / "gpus" / str(gpu) / str(job_id)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def forget(self, job_id: int) -> None:
+        """Remove what a job left whose epilog never came."""
+        self.pid_file(job_id).unlink(missing_ok=True)
+        self.epoch_file(job_id).unlink(missing_ok=True)
+        for registration in self.root.glob(f"gpus/*/{job_id}"):
+            registration.unlink(missing_ok=True)

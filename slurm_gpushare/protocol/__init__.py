@@ -1,0 +1,1 @@
+"""What all five programs agree on, said once."""

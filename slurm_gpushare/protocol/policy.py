@@ -1,0 +1,51 @@
+"""The part of gpushare.conf that decides who shares with whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from slurm_gpushare.protocol.settings import DEFAULTS, Config, SitePromises
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """What the plan needs to know besides the snapshot; percentages as in gpushare.conf."""
+
+    policy: str = DEFAULTS.policy
+    objective: str = DEFAULTS.objective  # completion or saving
+    share_across: str = DEFAULTS.share_across  # any, account or user
+    resident_budget_pct: float = DEFAULTS.resident_budget_pct
+    guest_cap_pct: float = DEFAULTS.guest_cap_pct
+    memory_headroom_pct: float = DEFAULTS.memory_headroom_pct
+    limit_margin_pct: float = 5.0  # shared ends stay this far inside the time limits
+    extend_time_limit: bool = DEFAULTS.extend_time_limit
+    aged_s: float = 86_400.0  # a job that has waited this long goes first
+    express_factor: float = 3.0  # guests are at most this many mean durations long
+    explore_rate: float = 0.2  # the rate that an uncertain guest is assumed to leave and get at worst
+    seed: int = 0  # of the policy "random"
+    partners: tuple[int, ...] = (0, 1, 2)  # for each cluster the one beside it under "paper"; by the base in force
+
+    @classmethod
+    def from_config(cls, config: Config) -> PolicySettings:
+        return cls(
+            policy=config.policy,
+            objective=config.objective,
+            share_across=config.share_across,
+            resident_budget_pct=config.resident_budget_pct,
+            guest_cap_pct=config.guest_cap_pct,
+            memory_headroom_pct=config.memory_headroom_pct,
+            extend_time_limit=config.extend_time_limit,
+        )
+
+    @property
+    def for_plan(self) -> PolicySettings:
+        """What the plan goes by: in the shadow it decides as it would if it counted."""
+        return self.with_policy("gpushare") if self.policy == "shadow" else self
+
+    @property
+    def promises(self) -> SitePromises:
+        return SitePromises(self.resident_budget_pct, self.guest_cap_pct)
+
+    def with_policy(self, policy: str) -> PolicySettings:
+        """The same settings under another policy (``--policy``)."""
+        return replace(self, policy=policy)

@@ -1,0 +1,161 @@
+"""Our tag in a job's AdminComment, e.g. ``GS1:c=2;t=gs-k3v9...;o=gpu:1;l=1``.
+
+The hook (Lua) writes it, the helper rewrites it, sacct keeps it, and ``gpushare release`` undoes us from
+it alone. It is one word, appended to whatever else the comment holds. Users cannot set AdminComment, so
+a tag is never forged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+
+PREFIX = "GS1:"
+
+_TAG = re.compile(r"(?:^|(?<=\s))GS1:(\S*)")
+_KNOWN = ("c", "t", "o", "k", "w", "l", "m", "g", "n", "h", "x", "p", "q", "s", "r")
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A pause of ours: since when (unix time), and how."""
+
+    since_s: int
+    by_signal: bool = False
+    """Stopped by a signal: its clock runs on and its CPUs stay its own. Else suspended: neither."""
+
+    def __str__(self) -> str:
+        return f"{self.since_s}{'s' if self.by_signal else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What we know of a job that took part in sharing."""
+
+    probe: bool = False
+    """The token was unknown at submission: the job runs on a whole GPU and is profiled."""
+    cluster: int | None = None
+    token: str | None = None
+    original: str | None = None
+    """The request to restore, without Slurm's ``gres/`` prefix: ``gpu:1``; before 23.11 ``shard:v100_0:2``.
+    Of a gang what it asks of each of its cards."""
+    gang: int | None = None
+    """GPUs of a job that asked for all of a node's; None: it asked for one."""
+    nodes: str | None = None
+    """The user's own node list (-w), if any, to restore with it."""
+    lease: bool = False
+    """begin_time is ours, and nobody has ended it yet."""
+    max_isd_pct: int | None = None
+    """The slow-down that the user accepts, where less than the site's promise (``gpushare:TOKEN,max=10``)."""
+    placed: str | None = None
+    """Where the helper put it: ``node:index``; of a gang its node and the first of its cards."""
+    nice: int | None = None
+    """The user's own nice value, while ours is in its place."""
+    successor: bool = False
+    """Placed beside a job that ends soon, to have the card after it: a resident's promise, not a guest's."""
+    given_min: int = 0
+    """Minutes that we added to its time limit, for time that sharing cost it."""
+    paused: Paused | None = None
+    """While it is paused by us. A job that is suspended without this was suspended by somebody else."""
+    paused_before_s: int = 0
+    """How long it was paused by us before, in all."""
+    stopped_before_s: int = 0
+    """Of that, how long it was stopped by a signal, while its clock ran on."""
+    requeue: bool = False
+    """Its owner lets us requeue it: ``--requeue`` or ``requeue=yes``, in the owner's own words."""
+    extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Fields of later releases, kept as they are."""
+
+    def paused_s(self, now_s: float) -> float:
+        """How long we have paused it, in all."""
+        return self.paused_before_s + (max(now_s - self.paused.since_s, 0.0) if self.paused else 0.0)
+
+    def stopped_s(self, now_s: float) -> float:
+        """Of that, how long its clock ran on, since it was stopped by a signal."""
+        now = max(now_s - self.paused.since_s, 0.0) if self.paused and self.paused.by_signal else 0.0
+        return self.stopped_before_s + now
+
+    def suspended_s(self, now_s: float) -> float:
+        """Of that, how long it was suspended: Slurm leaves this time out of its elapsed time."""
+        return self.paused_s(now_s) - self.stopped_s(now_s)
+
+    def __str__(self) -> str:
+        parts = ["probe"] if self.probe else []
+        values = (
+            ("c", self.cluster),
+            ("t", self.token),
+            ("o", self.original),
+            ("k", self.gang),
+            ("w", self.nodes),
+            ("l", 1 if self.lease else None),
+            ("m", self.max_isd_pct),
+            ("g", self.placed),
+            ("n", self.nice),
+            ("h", 1 if self.successor else None),
+            ("x", self.given_min or None),
+            ("p", self.paused),
+            ("q", self.paused_before_s or None),
+            ("s", self.stopped_before_s or None),
+            ("r", 1 if self.requeue else None),
+            *self.extra.items(),
+        )
+        parts += [f"{name}={value}" for name, value in values if value is not None]
+        return PREFIX + ";".join(parts)
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+
+
+def _signed(text: str | None) -> int | None:
+    digits = (text or "").removeprefix("-")
+    return int(text or "") if digits.isascii() and digits.isdecimal() else None
+
+
+def _paused(text: str | None) -> Paused | None:
+    since_s = _integer((text or "").removesuffix("s"))
+    return None if since_s is None else Paused(since_s, (text or "").endswith("s"))
+
+
+@lru_cache(maxsize=8192)
+def parse_tag(admin_comment: str) -> Tag | None:
+    """The tag in an AdminComment, or None. Whatever is not understood is kept, never raised on."""
+    found = _TAG.search(admin_comment)
+    if found is None:
+        return None
+    words = found.group(1).split(";")
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    return Tag(
+        probe="probe" in words,
+        cluster=_integer(values.get("c")),
+        token=values.get("t"),
+        original=values.get("o"),
+        gang=_integer(values.get("k")),
+        nodes=values.get("w"),
+        lease=values.get("l") == "1",
+        max_isd_pct=_integer(values.get("m")),
+        placed=values.get("g"),
+        nice=_signed(values.get("n")),
+        successor=values.get("h") == "1",
+        given_min=_integer(values.get("x")) or 0,
+        paused=_paused(values.get("p")),
+        paused_before_s=_integer(values.get("q")) or 0,
+        stopped_before_s=_integer(values.get("s")) or 0,
+        requeue=values.get("r") == "1",
+        extra=MappingProxyType({name: value for name, value in values.items() if name not in _KNOWN}),
+    )
+
+
+def with_tag(admin_comment: str, tag: Tag) -> str:
+    """`admin_comment` with its tag replaced, or with the tag appended where it has none."""
+    if _TAG.search(admin_comment):
+        return _TAG.sub(lambda _: str(tag), admin_comment, count=1)
+    return f"{admin_comment} {tag}".lstrip()
+
+
+def without_tag(admin_comment: str) -> str:
+    """`admin_comment` with nothing of ours in it."""
+    return " ".join(_TAG.sub("", admin_comment).split())
