@@ -22,7 +22,7 @@ from slurm_gpushare.site.units import UnitSite, unit_texts  # noqa: E402 - of th
 HERE = ROOT / "packaging"
 LIB = Path("usr/lib/slurm-gpushare")
 NODE = ("click>=8.1", "nvidia-ml-py>=12", "psutil>=5.9")
-CONTROLLER = ("numpy>=1.24", "scikit-learn>=1.3", "scipy>=1.10", "sqlalchemy>=2.0", "pymysql>=1.1")
+CONTROLLER = ("jinja2>=3.0", "numpy>=1.24", "scikit-learn>=1.3", "scipy>=1.10", "sqlalchemy>=2.0", "pymysql>=1.1")
 # The oldest first: pure Python libraries are chosen for it and serve the others too.
 DEBIAN_PYTHONS = ("3.11", "3.13")  # of Debian 12 and 13
 RPM_PYTHONS = ("3.12",)  # Enterprise Linux 9 has it beside its own, 10 as its own

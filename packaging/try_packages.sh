@@ -34,7 +34,7 @@ files >"$top/before"
 say "install"
 inside sh -c 'dpkg --force-unsafe-io -i /packages/*.deb' >/dev/null
 inside gpushare --version
-inside /usr/lib/slurm-gpushare/bin/python -I -c 'import numpy, pymysql, scipy, sklearn, sqlalchemy, sys; print("Python", sys.version.split()[0], "NumPy", numpy.__version__, "SQLAlchemy", sqlalchemy.__version__)'
+inside /usr/lib/slurm-gpushare/bin/python -I -c 'import jinja2, numpy, pymysql, scipy, sklearn, sqlalchemy, sys; print("Python", sys.version.split()[0], "NumPy", numpy.__version__, "SQLAlchemy", sqlalchemy.__version__)'
 for path in usr/lib/systemd/system/gpushare-{backfill,watchdog,metrics}.service usr/lib/systemd/system/gpushare-{watchdog,metrics}.timer \
   usr/share/man/man1/gpushare.1.gz usr/share/man/man5/gpushare.conf.5.gz usr/share/bash-completion/completions/gpushare \
   usr/share/zsh/vendor-completions/_gpushare usr/share/fish/vendor_completions.d/gpushare.fish \

@@ -54,7 +54,7 @@ _PACKAGED = dict.fromkeys(("controller", "mariadb"), "the package slurm-gpushare
 
 EXTRA_OF = {
     "numpy": "controller", "scipy": "controller", "sklearn": "controller", "sqlalchemy": "controller",
-    "pymysql": "mariadb", "matplotlib": "plots",
+    "jinja2": "controller", "pymysql": "mariadb", "matplotlib": "plots",
 }  # fmt: skip
 """The extra of setup.cfg that brings a module: a compute or login node has none of them."""
 

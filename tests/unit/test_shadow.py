@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plan_scenes import Flat
 from slurm_things import TOKEN_A, TOKEN_B, TOKEN_C, WatchedSlurm, job, node, running
 
-from slurm_gpushare.cli.report_text import shadow_lines, shadow_of
+from slurm_gpushare.cli.shadow_section import shadow_lines, shadow_of
 from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.helper.shadow_policy import as_if_shareable
 from slurm_gpushare.helper.tick import Helper, TickReport
