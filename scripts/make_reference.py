@@ -31,7 +31,8 @@ def commands(program: str) -> Iterator[Command]:
         yield name, command
         if isinstance(command, click.Group):
             for member in sorted(command.commands):
-                yield from walk(f"{name} {member}", command.commands[member])
+                if not command.commands[member].hidden:
+                    yield from walk(f"{name} {member}", command.commands[member])
 
     for name in group.list_commands(context):
         command = group.get_command(context, name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from slurm_gpushare.cli.kb_clusters import clusters
 from slurm_gpushare.cli.kb_pairs import MODEL, bans, import_pairs, learn, measure, models_of
 from slurm_gpushare.cli.options import FILE, JSON, check_directory
 from slurm_gpushare.cli.output import echo_models, right, table
@@ -202,5 +203,5 @@ def _known_or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-for _command in (import_pairs, learn, measure, bans):
+for _command in (import_pairs, learn, measure, bans, clusters):
     kb.add_command(_command)

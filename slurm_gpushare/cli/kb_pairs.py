@@ -61,7 +61,7 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     click.echo(f"{added} observations taken in, {len(found) - added} known already")
 
 
-@click.command("learn")
+@click.command("learn", hidden=True)
 @JSON
 def learn(as_json: bool) -> None:
     """Replay what the store has observed, and say what was learned.

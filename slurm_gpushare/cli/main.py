@@ -15,28 +15,34 @@ import click
 from slurm_gpushare import __version__
 from slurm_gpushare.protocol.errors import EXTRA_OF, Exit, GpushareError, NotInstalled
 
-COMMANDS = {
-    "assess": "Say what sharing would do here, from the site's own history.",
-    "backfill": "Run the backfill helper: place complementary jobs on the same card.",
-    "release": "Give pending jobs that we touched their original requests back.",
+FOR_USERS = {
+    "token": "Make or show your token for a workload.",
     "profile": "Run a command in a job and profile its first epoch.",
-    "configure": "Print what to add to the site's files, each line with its reason.",
-    "kb": "Fit, show, ask and feed the knowledge base.",
-    "model": "Fit, show and use the model that clusters profiles.",
-    "db": "Look after the store and its records of conduct.",
-    "doctor": "Check the set-up, each line with its fix.",
-    "ingest": "Take waiting telemetry records into the store.",
-    "job": "Explain jobs: what they use, their place, why they wait, what sharing costs.",
     "jobs": "List the jobs that take part: place, neighbour, slow-down, why they wait.",
-    "metrics": "Print figures for Prometheus, in node_exporter's textfile format.",
-    "optout": "Take pending jobs of yours out of sharing.",
+    "job": "Explain jobs: what they use, their place, why they wait, what sharing costs.",
     "status": "Show every GPU of the shared partitions: who is on it and what it costs.",
     "report": "Show what was shared, what it cost and what it saved.",
-    "token": "Make or show your token for a workload.",
+    "optout": "Take pending jobs of yours out of sharing.",
 }
+FOR_ADMINISTRATORS = {
+    "assess": "Say what sharing would do here, from the site's own history.",
+    "configure": "Print what to add to the site's files, each line with its reason.",
+    "doctor": "Check the set-up, each line with its fix.",
+    "backfill": "Run the backfill helper: place complementary jobs on the same card.",
+    "release": "Give pending jobs that we touched their original requests back.",
+    "off": "Take nodes or cards out of sharing at once, without a drain.",
+    "on": "Let nodes or cards share again that were taken out.",
+    "db": "Look after the store and its records of conduct.",
+    "ingest": "Take waiting telemetry records into the store.",
+    "kb": "Fit, show, ask and feed the knowledge base.",
+    "metrics": "Print figures for Prometheus, in node_exporter's textfile format.",
+}
+SECTIONS = {"Commands for users": FOR_USERS, "Commands for administrators": FOR_ADMINISTRATORS}
 """Subcommands and their help, so that ``gpushare --help`` imports none of them. Each is a function of that name."""
-_MODULES = {"release": "backfill", "jobs": "status"}
+_MODULES = {"release": "backfill", "jobs": "status", "on": "off"}
 """Where that is not the module of the same name."""
+_EARLIER = {"model": "kb clusters"}
+"""Words of earlier releases, which work and are not shown, and what they are called now."""
 
 CLEANS_UP = frozenset({"backfill", "profile"})
 """Commands that have something to undo when Ctrl-C is pressed; the others just end."""
@@ -50,8 +56,9 @@ class LazyGroup(click.Group):
     """A click group that imports a subcommand's module, of `PACKAGE`, only when that subcommand runs."""
 
     PACKAGE = "slurm_gpushare.cli"
-    COMMANDS: Mapping[str, str] = COMMANDS
+    SECTIONS: Mapping[str, Mapping[str, str]] = SECTIONS
     MODULES: Mapping[str, str] = _MODULES
+    EARLIER: Mapping[str, str] = _EARLIER
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -60,19 +67,23 @@ class LazyGroup(click.Group):
             raise ReaderLeft from gone
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.COMMANDS)
+        return [name for commands in self.SECTIONS.values() for name in commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.COMMANDS:
+        name, *rest = self.EARLIER.get(cmd_name, cmd_name).split() or [""]
+        if name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"{self.PACKAGE}.{self.MODULES.get(cmd_name, cmd_name)}")
-        command = getattr(module, cmd_name)
+        module = importlib.import_module(f"{self.PACKAGE}.{self.MODULES.get(name, name)}")
+        command = getattr(module, name)
+        for word in rest:
+            command = command.commands[word]
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.COMMANDS[name]) for name in self.list_commands(ctx)])
+        for title, commands in self.SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

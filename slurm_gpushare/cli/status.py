@@ -42,7 +42,7 @@ GPU_FIELDS: dict[str, tuple[Column, Callable[[GpuLine], Cell]]] = {
     "node": (Column("NODE"), lambda line: line.node),
     "gpu": (right("GPU"), lambda line: line.index),
     "model": (Column("MODEL"), lambda line: line.model),
-    "state": (Column("STATE"), lambda line: line.state),
+    "state": (Column("STATE"), lambda line: line.state + ("+off" if line.off else "")),
     "shards": (right("SHARDS"), lambda line: f"{line.shards_used}/{line.shards_total}"),
     "jobs": (Column("JOBS"), lambda line: _each([t.key + ("*" if t.coming else "") for t in line.occupants])),
     "clusters": (Column("CLUSTER"), lambda line: _each([t.cluster for t in line.occupants])),
@@ -162,6 +162,8 @@ def _notes(live: LiveFigures, hidden: bool) -> Iterator[str]:
         kept = "" if live.hold_s is None else f"; kept for {live.hold_s:.1f} s in all"
         counts = f"{live.cards_won} won, {live.cards_lost} lost to Slurm"
         yield f"Cards that became empty for one of our jobs: {counts}{kept}."
+    for card, why in sorted(live.off.items()):
+        yield f"{card.node}:{card.index} is out of sharing" + (f": {why}" if why else ".")
     if live.knowledge:
         yield f"The helper starts from {live.knowledge}."
 

@@ -121,7 +121,7 @@ def _gpu(card: GpuAddress, use: CardUse, node: Node, config: Config, facts: Queu
         and use.shards_total >= 2
         and site_model in config.gpu_models
         and bool(set(node.partitions) & set(config.partitions)),
-        exclusive_process=card in facts.one_process,
+        exclusive_process=card in facts.one_process or card in facts.off,
         occupants=tuple(occupants),
     )
 

@@ -16,6 +16,7 @@ from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
 from slurm_gpushare.store.gpu_models import models_of, own_name
+from slurm_gpushare.store.off_cards import off_cards
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile
 
@@ -55,6 +56,8 @@ class QueueFacts:
     """Memory of a node's GPUs, where telemetry has told it."""
     one_process: frozenset[GpuAddress] = frozenset()
     """Cards whose compute mode admits a single process, as telemetry has told."""
+    off: frozenset[GpuAddress] = frozenset()
+    """Cards that an administrator has taken out of sharing."""
     default_card_mem_mib: Mapping[str, int] = field(default_factory=dict)
     """By GPU model, where no node has told yet."""
     never_together: frozenset[tuple[str, str]] = frozenset()
@@ -137,6 +140,7 @@ class StoreReader:
             sharing=sharing,
             card_mem_mib=dict(self._card_mem_mib),
             one_process=frozenset(self._one_process),
+            off=frozenset(GpuAddress(card.node, card.gpu) for card in off_cards(self._store)),
             # Where a node has not told yet, the smallest card of the model on which any of these jobs was seen.
             default_card_mem_mib={
                 model: min(profile.mem_total_mib for profile in found.values()) for model, found in profiles.items()

@@ -73,7 +73,7 @@ class ClusterModel:
                 tuple(float(value) for value in body["distortions"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"not a cluster model: {error!r}", "Write one with 'gpushare model fit'.") from error
+            raise BadInput(f"not a cluster model: {error!r}", "Write one with 'gpushare kb clusters fit'.") from error
         width = len(model.features)
         if model.centroids.ndim != 2 or model.centroids.shape[1] != width or not len(model.centroids) or not width:
             raise BadInput("not a cluster model: centroids do not fit its features")

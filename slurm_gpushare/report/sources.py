@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.reasons import duration_text
 from slurm_gpushare.node.figures import run_figures
 from slurm_gpushare.protocol.errors import GpushareError
@@ -205,12 +206,15 @@ def _activity(record: Record) -> Activity:
 
 
 def read_live(store: Store) -> LiveFigures:
-    """Interim records younger than two minutes, and the spans of sharing that last."""
+    """Interim records younger than two minutes, the spans of sharing that last, and the cards that are off."""
+    from slurm_gpushare.store.off_cards import off_cards  # here: users' commands need no database library
+
     activity = {record.job_id: _activity(record) for record in store.live.since(time.time() - FRESH_S)}
     sides = sides_by_job(store.sharing.open())
     cost = {job: Cost(side.expected_isd_pct, side.measured_isd_pct) for job, side in sides.items()}
+    off = {GpuAddress(card.node, card.gpu): card.why for card in off_cards(store)}
     counts = store.counters.all()
     if "cards_won" not in counts and "cards_lost" not in counts:
-        return LiveFigures(activity, cost)
+        return LiveFigures(activity, cost, off=off)
     won, lost, hold_ms = (counts.get(name, 0) for name in ("cards_won", "cards_lost", "hold_ms"))
-    return LiveFigures(activity, cost, won, lost, hold_ms / 1000.0)
+    return LiveFigures(activity, cost, won, lost, hold_ms / 1000.0, off=off)

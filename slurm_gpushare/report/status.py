@@ -44,6 +44,8 @@ class LiveFigures:
     """What the helper published, by key."""
     knowledge: str = ""
     """The knowledge bases that the helper runs on; empty where that is not known."""
+    off: Mapping[GpuAddress, str] = field(default_factory=dict)
+    """Cards that an administrator has taken out of sharing, and why; for those who may read the store."""
 
 
 NOTHING_LIVE = LiveFigures({}, {})
@@ -74,6 +76,8 @@ class GpuLine:
     occupants: tuple[OccupantLine, ...]
     stranger: bool
     """Slurm says that it is in use and does not say by whom."""
+    off: bool = False
+    """An administrator has taken it out of sharing."""
 
     @property
     def shared(self) -> bool:
@@ -139,6 +143,7 @@ def gpu_lines(
                     shards_total=use.shards_total,
                     occupants=tuple(occupants),
                     stranger=use.stranger,
+                    off=GpuAddress(node.name, index) in live.off,
                 )
             )
     return lines

@@ -80,10 +80,20 @@ def test_a_reader_that_goes_away_is_no_failure(command: list[str]) -> None:
 
 def test_help_of_each_command_agrees_with_the_list() -> None:
     context = click.Context(cli.gpushare)
-    for name, help_text in cli.COMMANDS.items():
+    for name, help_text in (cli.FOR_USERS | cli.FOR_ADMINISTRATORS).items():
         command = cli.gpushare.get_command(context, name)
         assert command is not None
         assert command.get_short_help_str(limit=200).rstrip(".") == help_text.rstrip("."), name
+
+
+def test_words_of_earlier_releases_still_work_and_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["model", "show"], ["kb", "clusters", "show"]):
+        assert run([*words, "--help"]) == 0
+        assert "Show the model in force" in capsys.readouterr().out
+    assert run(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("Commands for users:") < said.index("  token ") < said.index("Commands for administrators:")
+    assert "  model" not in said
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -16,7 +16,7 @@ from plan_scenes import Flat, card, pending, places, running
 from store_helpers import ALICE, NOW, Site, record, token
 
 from slurm_gpushare.cli.kb import kb
-from slurm_gpushare.cli.model import model
+from slurm_gpushare.cli.kb_clusters import clusters as model
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.helper.snapshot import How, NodeRoom, PendingJob, Snapshot, WorkloadOnModel

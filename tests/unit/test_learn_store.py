@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from store_helpers import ALICE, Site, command_record, record, token
 
 from slurm_gpushare.cli.kb import kb
-from slurm_gpushare.cli.model import model
+from slurm_gpushare.cli.kb_clusters import clusters as model
 from slurm_gpushare.helper.cluster_assignment import assign_new, in_force, refit
 from slurm_gpushare.helper.learner import Learner
 from slurm_gpushare.knowledge.kb import default_kb

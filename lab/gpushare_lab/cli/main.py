@@ -14,7 +14,7 @@ class LabGroup(product.LazyGroup):
     """The lab's subcommands and their help. Each is a function of that name in the module of that name."""
 
     PACKAGE = "gpushare_lab.cli"
-    COMMANDS = {  # noqa: RUF012 - a Mapping, never changed
+    _COMMANDS = {  # noqa: RUF012 - a Mapping, never changed
         "characterize": "Characterise public workloads as the paper does.",
         "demo": "Show jobs sharing GPUs on a throw-away Slurm.",
         "replay": "Run a trace on a real Slurm with emulated GPUs.",
@@ -22,7 +22,8 @@ class LabGroup(product.LazyGroup):
         "simulate": "Run our policy and its peers on the same jobs.",
         "testbed": "A real throw-away Slurm with emulated V100s.",
     }
-    MODULES = {}  # noqa: RUF012
+    SECTIONS = {"Commands": _COMMANDS}  # noqa: RUF012
+    MODULES = EARLIER = {}  # noqa: RUF012
 
 
 CLEANS_UP = frozenset({"demo", "replay", "scenarios", "testbed"})

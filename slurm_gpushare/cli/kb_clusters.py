@@ -1,4 +1,4 @@
-"""``gpushare model``: the clusters of profiles."""
+"""``gpushare kb clusters``: the model that puts profiles into clusters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _GPU = click.option("--gpu-model", help="GPU model; all of gpushare.conf unless given.")
 
 
-@click.group("model")
-def model() -> None:
+@click.group("clusters")
+def clusters() -> None:
     """Fit, show and use the model that clusters profiles."""
 
 
-@model.command("fit")
+@clusters.command("fit")
 @click.option("-k", "k", type=int, help="Number of clusters; the elbow chooses unless given.")
 @_GPU
 def fit(k: int | None, gpu_model: str | None) -> None:
@@ -59,7 +59,7 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
     return list(models_of(store.database, config.gpu_models).values())
 
 
-@model.command("show")
+@clusters.command("show")
 @click.option("--model", "model_file", type=FILE, help="A model.json; the one in force unless given.")
 @JSON
 @_GPU
@@ -90,7 +90,7 @@ def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
         _print(found.model)
 
 
-@model.command("assign")
+@clusters.command("assign")
 @click.option("--model", "model_file", type=FILE, help="A model.json; the shipped one unless given.")
 @click.option("--profiles", required=True, type=FILE, help="Profiles with the model's features.")
 @click.option("--out", type=FILE, help="Write profile and cluster here, CSV, instead of printing them.")

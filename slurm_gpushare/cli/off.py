@@ -1,0 +1,105 @@
+"""``gpushare off`` and ``gpushare on``: nodes and cards out of sharing, and back, without a drain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import click
+
+from slurm_gpushare.cli.access import settings
+from slurm_gpushare.cli.options import DRY_RUN, JSON, check_nodes
+from slurm_gpushare.cli.output import Column, echo_json, right, table
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.values import expand
+
+Address = tuple[str, int]
+
+
+@click.command("off")
+@click.argument("places", nargs=-1, metavar="[NODE[:CARD]]...")
+@click.option("--why", default="", metavar="TEXT", help="What 'gpushare status' says of them.")
+@DRY_RUN
+@JSON
+def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
+    """Take nodes or cards out of sharing at once, without a drain.
+
+    From the helper's next look on nobody is put beside anybody on these cards; Slurm hands them out whole, as ever. Who
+    shares one now goes on sharing it to the end. NODE is a name or gpu[0-3], CARD an index or several with commas;
+    without any the command lists what is off. It holds until 'gpushare on', also when the helper or the controller
+    starts anew.
+    """
+    from slurm_gpushare.store import Store
+    from slurm_gpushare.store.off_cards import OffCard, keep_off, off_cards
+
+    config = settings()
+    wanted = addresses(places, connect().nodes()) if places else []
+    with Store(config.store_url, read_only=dry_run or not places) as store:
+        known = {(card.node, card.gpu): card for card in off_cards(store)}
+        now_s = int(time.time())
+        known |= {(node, gpu): OffCard(node, gpu, why, now_s) for node, gpu in wanted}
+        cards = sorted(known.values())
+        if places and not dry_run:
+            keep_off(store, cards)
+    if as_json:
+        echo_json([{"node": card.node, "gpu": card.gpu, "why": card.why, "since_s": card.since_s} for card in cards])
+    elif places:
+        click.echo(f"{named(wanted)}: {'would be' if dry_run else 'is'} out of sharing, for whole GPUs alone")
+    elif cards:
+        day = "%Y-%m-%d %H:%M"
+        rows = [(card.node, card.gpu, time.strftime(day, time.localtime(card.since_s)), card.why) for card in cards]
+        click.echo(table([Column("NODE"), right("GPU"), Column("SINCE"), Column("WHY")], rows))
+    else:
+        click.echo("no card is off")
+
+
+@click.command("on")
+@click.argument("places", nargs=-1, metavar="NODE[:CARD]...")
+@click.option("-a", "--all", "everything", is_flag=True, help="All that is off.")
+@DRY_RUN
+def on(places: Sequence[str], everything: bool, dry_run: bool) -> None:
+    """Let nodes or cards share again that were taken out."""
+    from slurm_gpushare.store import Store
+    from slurm_gpushare.store.off_cards import keep_off, off_cards
+
+    if bool(places) == everything:
+        raise BadInput("on: name what shall share again, or --all", "'gpushare off' lists what is off.")
+    config = settings()
+    with Store(config.store_url, read_only=dry_run) as store:
+        cards = off_cards(store)
+        known = [(card.node, card.gpu) for card in cards]
+        wanted = known if everything else addresses(places, connect().nodes())
+        back = [address for address in known if address in wanted]
+        if back and not dry_run:
+            keep_off(store, [card for card in cards if (card.node, card.gpu) not in back])
+    if back:
+        click.echo(f"{named(back)}: {'would share' if dry_run else 'shares'} again")
+    else:
+        click.echo("none of these is off")
+
+
+def addresses(places: Iterable[str], nodes: Iterable[Node]) -> list[Address]:
+    """The cards that ``NODE``, ``gpu[0-1]:2`` and their like name; BadInput for one that is not there."""
+    known = {node.name: node for node in nodes}
+    found: dict[Address, None] = {}
+    for place in places:
+        head, _, cards = place.rpartition(":") if ":" in place else (place, "", "")
+        for name in expand(head):
+            check_nodes([name], known)
+            indices = sorted(known[name].gpus)
+            wanted = [int(word) if word.isdecimal() else -1 for word in cards.split(",")] if cards else indices
+            if unknown := [index for index in wanted if index not in indices] or not indices:
+                which = f"card {cards}" if unknown and indices else "card with an address of its own"
+                raise BadInput(f"{place}: {name} has no {which}", f"It has: {', '.join(map(str, indices)) or 'none'}.")
+            found |= dict.fromkeys((name, index) for index in wanted)
+    return list(found)
+
+
+def named(cards: Iterable[Address]) -> str:
+    """``gpu0:0,1 gpu1:3``."""
+    of_node: dict[str, list[str]] = {}
+    for node, index in cards:
+        of_node.setdefault(node, []).append(str(index))
+    return " ".join(f"{node}:{','.join(indices)}" for node, indices in of_node.items())
