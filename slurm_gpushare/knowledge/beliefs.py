@@ -133,16 +133,17 @@ class Beliefs:
             at = min(max(at + min(max(there - at, -1.0), 1.0), LEAST_LOG), MOST_LOG)
         at_prior = off + float(slope @ moved)
         for token, pull in pulls.items():
-            gain = pull / given
+            gain, by_token = pull / given, slopes[token]
             self.own[token] += gain * at_prior
             self.follow[token] -= np.outer(gain, slope)
-            self.variance[token] = variances[token] - np.outer(pull, gain)
+            others = given - float(pull @ by_token)
+            self.variance[token] = _after(variances[token], by_token, gain, others)
         share = p / given
         self.pair_own[pair] += share * at_prior
         self.pair_follow[pair] = by_pair - share * slope
         self.pair_variance[pair] = p - p * share
         self.mean = self.mean + common * (off / total)
-        self.covariance = self.covariance - np.outer(common, common) / total
+        self.covariance = _after(self.covariance, slope, common / total, given)
         return surprise
 
     def forget(self, i: int, j: int) -> None:
@@ -209,7 +210,24 @@ class Beliefs:
         Precision moves by the share `fade` from what it is to what it was at the start, here to first order.
         """
         variance: Floats = self.variance[token]
-        return variance + fade * (variance - (variance / self.start[token]) @ variance) if fade else variance
+        if not fade:
+            return variance
+        return _symmetric(variance + fade * (variance - (variance / self.start[token]) @ variance))
+
+
+def _after(variance: Floats, slope: Floats, gain: Floats, others: float) -> Floats:
+    """The variances of what an observation has `slope` on, once it has moved them by `gain`.
+
+    `others` is the observation's variance that comes from elsewhere. This is Joseph's form: a sum of two squares, so
+    that no rounding makes a variance negative, however many observations there are.
+    """
+    kept = np.eye(len(slope)) - np.outer(gain, slope)
+    return _symmetric(kept @ variance @ kept.T + others * np.outer(gain, gain))
+
+
+def _symmetric(matrix: Floats) -> Floats:
+    """Without what rounding has added on one side of the diagonal only: as evidence fades that would grow."""
+    return np.asarray((matrix + matrix.T) / 2.0, dtype=np.float64)
 
 
 def _dot(left: Floats, right: Floats) -> Floats:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge import learning
 from slurm_gpushare.knowledge.beliefs import Beliefs
@@ -13,6 +14,8 @@ from slurm_gpushare.knowledge.interference import Coefficients, Interference, Ob
 from slurm_gpushare.knowledge.learning import LearnedKnowledge, Refit
 from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.protocol.errors import BadInput
+
+Floats = NDArray[np.float64]
 
 PRODUCT = {"unknown": 0.5, "offset": 0.1, "burden": 0.1, "pair": 0.05}
 
@@ -215,6 +218,50 @@ def test_a_refit_beside_the_ticks_keeps_what_was_seen_meanwhile(monkeypatch: pyt
     assert rate(knowledge, "new", "a") == pytest.approx(before, abs=0.1)
     assert rate(knowledge, "a", "b") == pytest.approx(0.7, abs=0.05)
     assert rate(knowledge, "late", "late") > 0.93
+
+
+def own_variances(knowledge: LearnedKnowledge) -> Floats:
+    """Eigenvalues of every token's variances as shares of the start's, and of the coefficients' covariance."""
+    beliefs = knowledge.beliefs
+    deviation = np.sqrt(beliefs.start)
+    shares = beliefs.variance / (deviation[:, :, None] * deviation[:, None, :])
+    asymmetry = float(np.abs(shares - shares.transpose(0, 2, 1)).max())
+    assert asymmetry < 1e-9
+    return np.concatenate([np.linalg.eigvalsh(shares).ravel(), np.linalg.eigvalsh(beliefs.covariance)])
+
+
+def test_variances_stay_variances_while_evidence_fades() -> None:
+    """Rounding on one side of the diagonal grew with each fading: below zero after 3,400 of these observations."""
+    rng = np.random.default_rng(0)
+    knowledge = LearnedKnowledge(Interference(), half_life=50)
+    knowledge.profiled(["a", "b"], jobs(0.3, 0.9))
+    for _ in range(6000):
+        i, j = rng.integers(2, size=2)
+        knowledge.observe("ab"[i], "ab"[j], 0.7 * math.exp(rng.normal(0, 0.02)))
+    assert own_variances(knowledge).min() > 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half_life", [20.0, 200.0])
+def test_variances_stay_variances_over_a_hundred_thousand_observations(half_life: float) -> None:
+    """With outliers, lasting changes, new telemetry, jobs beside their own kind, and weights of any size."""
+    rng, names = np.random.default_rng(1), [f"t{i}" for i in range(5)]
+    knowledge = LearnedKnowledge(Interference(), half_life)
+    knowledge.profiled(names, jobs(*rng.uniform(0.05, 1.0, 5)))
+    for number in range(100_000):
+        if number % 20_000 == 0:
+            rates = rng.uniform(0.05, 1.0, (5, 5))
+        if number % 7_000 == 0:
+            knowledge.profiled(names[:2], jobs(*rng.uniform(0.0, 1.0, 2)))
+        i, j = rng.integers(5, size=2)
+        seen = rng.uniform(0.001, 5.0) if rng.random() < 0.01 else rates[i, j] * math.exp(rng.normal(0, 0.05))
+        knowledge.observe(names[i], names[j], float(seen), float(10.0 ** rng.uniform(-4, 6)))
+        if number % 1000 == 999:
+            found = own_variances(knowledge)
+            assert found.min() > 0.0
+            assert found.max() <= 1.0 + 1e-6
+    table = knowledge.rates(names, names)
+    assert np.all((table.low > 0.0) & (table.low <= table.mean) & (table.mean <= 1.0))
 
 
 def test_what_is_recalled_counts_as_if_it_had_been_seen() -> None:
