@@ -200,10 +200,6 @@ def main(arguments: Sequence[str]) -> None:
     os._exit(0)  # a thread that hangs inside the driver must not keep the process
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 # What prolog, epilog and sampler leave each other under StateDir (the shell's half is prolog/common.sh).
 #
 #     nodes/NODE/jobs/JOB      pid and start time of the job's sampler
@@ -270,3 +266,7 @@ class NodeState:
         self.epoch_file(job_id).unlink(missing_ok=True)
         for registration in self.root.glob(f"gpus/*/{job_id}"):
             registration.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

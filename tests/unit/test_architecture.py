@@ -62,6 +62,15 @@ def test_no_module_needs_itself_to_be_loaded() -> None:
     assert needs == {}
 
 
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_a_program_starts_after_its_last_line(path: Path) -> None:
+    """What stands behind ``if __name__ == "__main__"`` does not exist yet when the program runs."""
+    if path.name == "__main__.py":
+        return
+    *others, _last = ast.parse(path.read_text()).body
+    assert not [node.lineno for node in others if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+
+
 def test_every_module_has_a_name_of_its_own() -> None:
     """Commands aside, which are named after what people type."""
     times = Counter(path.name for path in MODULES if path.parent.name != "cli")
