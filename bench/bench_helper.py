@@ -20,7 +20,7 @@ from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm import nodes, queue
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 TICK_S = 5.0
 DAY_S = 86_400.0

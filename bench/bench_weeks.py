@@ -24,7 +24,7 @@ from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 DAYS = 28
 TICK_S, JOBS = 480.0, 60

@@ -19,7 +19,7 @@ from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.slurm import nodes, queue, runner
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 GPUS_PER_NODE = 4

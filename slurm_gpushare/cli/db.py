@@ -121,7 +121,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
 def migrate_command() -> None:
     """Make the store, or bring it to this release's schema."""
     from slurm_gpushare.store.database import Database
-    from slurm_gpushare.store.migrate import known_migrations, migrate
+    from slurm_gpushare.store.schema import known_migrations, migrate
 
     database = Database(settings().store_url)
     applied = migrate(database)

@@ -50,7 +50,7 @@ def fit(k: int | None, gpu_model: str | None) -> None:
 
 def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[str]:
     """The GPU models that are asked for: one, or all that share here, as the cards call themselves."""
-    from slurm_gpushare.store.gpu_models import models_of, own_name
+    from slurm_gpushare.store.workloads import models_of, own_name
 
     if gpu_model:
         return [own_name(gpu_model)]

@@ -24,7 +24,7 @@ MODEL = click.option("--gpu-model", help="The GPU model to use of files that mix
 
 def models_of(store: Store, config: Config) -> list[str]:
     """The GPU models that share here, as the cards call themselves: so knowledge is kept."""
-    from slurm_gpushare.store.gpu_models import models_of
+    from slurm_gpushare.store.workloads import models_of
 
     return list(models_of(store.database, config.gpu_models).values())
 

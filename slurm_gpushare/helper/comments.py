@@ -16,7 +16,7 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.gpu_models import models_of
+from slurm_gpushare.store.workloads import models_of
 
 EVERY_S = 30.0
 """Comments are asked for apart, and seldom: it costs a request."""

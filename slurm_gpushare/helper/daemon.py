@@ -27,8 +27,7 @@ from slurm_gpushare.slurm.configuration import SlurmUser, completing_stops_every
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.job_tokens import JobTokens
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import StoreReplaced
+from slurm_gpushare.store import Store, StoreReplaced
 from slurm_gpushare.store.hookfile import HookFile
 
 LONGEST_PAUSE_S = 30.0

@@ -20,9 +20,9 @@ from slurm_gpushare.knowledge.rates import UNIT_SD
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.record import Record
 from slurm_gpushare.store.combine import GPUS
-from slurm_gpushare.store.runs import StoredRun
 from slurm_gpushare.store.sharing import Observation
 from slurm_gpushare.store.store import Store
+from slurm_gpushare.store.stored_jobs import StoredRun
 from slurm_gpushare.store.workloads import Profile
 
 DURATION_SD = 0.1

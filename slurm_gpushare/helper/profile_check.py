@@ -27,8 +27,8 @@ from slurm_gpushare.protocol.record import Record
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.combine import Numbers, sd_name, tolerance_points
-from slurm_gpushare.store.conduct import Strike
-from slurm_gpushare.store.runs import StoredRun
+from slurm_gpushare.store.sharing import Strike
+from slurm_gpushare.store.stored_jobs import StoredRun
 from slurm_gpushare.store.workloads import Profile
 
 IN_A_ROW = 2

@@ -15,10 +15,9 @@ from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
-from slurm_gpushare.store.gpu_models import models_of, own_name
 from slurm_gpushare.store.off_cards import off_cards
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.store.workloads import LOG_DURATION, Profile
+from slurm_gpushare.store.workloads import LOG_DURATION, Profile, models_of, own_name
 
 
 @dataclass(frozen=True, slots=True)

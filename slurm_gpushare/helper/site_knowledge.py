@@ -13,8 +13,8 @@ from slurm_gpushare.helper.learner import Learner, base_in_force
 from slurm_gpushare.knowledge.cells import Cell, believed_cells, isd_matrix, ps_matrix
 from slurm_gpushare.knowledge.kb import KnowledgeBase
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
-from slurm_gpushare.store.gpu_models import models_of
 from slurm_gpushare.store.store import Store
+from slurm_gpushare.store.workloads import models_of
 
 
 class SiteKnowledge(KnowledgeByModel):

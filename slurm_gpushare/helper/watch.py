@@ -23,8 +23,7 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.conduct import BrokenPromise
-from slurm_gpushare.store.sharing import Observation
+from slurm_gpushare.store.sharing import BrokenPromise, Observation
 from slurm_gpushare.store.workloads import Profile
 
 

@@ -57,7 +57,7 @@ def send_record(record: Record, config: Config) -> None:
         write_record(record, config.spool_dir, config.munge_socket)
         return
     credential = seal(encode_record(record), config.munge_socket)
-    argv = [sys.executable, "-m", "slurm_gpushare.store.deliver"]
+    argv = [sys.executable, "-m", "slurm_gpushare.store.spool"]
     try:
         done = subprocess.run(argv, input=credential, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:

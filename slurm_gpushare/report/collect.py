@@ -72,7 +72,7 @@ def known_cells(store: Store | None, site_models: Sequence[str]) -> list[Knowled
     try:
         from slurm_gpushare.helper.site_knowledge import of_base, of_site
         from slurm_gpushare.knowledge.kb import default_kb
-        from slurm_gpushare.store.gpu_models import models_of
+        from slurm_gpushare.store.workloads import models_of
     except ModuleNotFoundError:
         return []
     models = models_of(store.database, site_models).values() if store else ()

@@ -32,9 +32,9 @@ from slurm_gpushare.report.slow_down import (
 )
 from slurm_gpushare.report.status import GpuLine, TaggedJob
 from slurm_gpushare.report.words import KINDS
-from slurm_gpushare.store.conduct import BROKEN_PROMISES, STRIKES
-from slurm_gpushare.store.sharing import COUNTED
+from slurm_gpushare.store.sharing import BROKEN_PROMISES, STRIKES
 from slurm_gpushare.store.store import Store
+from slurm_gpushare.store.stored_jobs import COUNTED
 
 _RECORDS = ("final", "interim", "duplicate", "rejected", "ignored", "excess", "stray", "stuck")
 _GPU_STATES = ("shared", "busy", "idle", "down")

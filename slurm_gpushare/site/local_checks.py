@@ -20,8 +20,10 @@ Check = Callable[[Config], Iterable[Finding]]
 
 def store(config: Config) -> Iterator[Finding]:
     """It is the helper's to write, opens, has this release's schema, and is nobody else's to read."""
-    from slurm_gpushare.store.database import sqlite_path  # here: a compute node has no database library
-    from slurm_gpushare.store.journal import journal_fix
+    from slurm_gpushare.store.database import (
+        journal_fix,
+        sqlite_path,  # here: a compute node has no database library
+    )
     from slurm_gpushare.store.maintenance import JOURNAL_TROUBLE, mode_fix
     from slurm_gpushare.store.store import Store
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from slurm_gpushare.protocol.errors import GpushareError
+
 if TYPE_CHECKING:
     from slurm_gpushare.store.store import Store
 
-__all__ = ["Store"]
+__all__ = ["Store", "StoreDamaged", "StoreError", "StoreReplaced"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,3 +19,15 @@ def __getattr__(name: str) -> Any:
 
         return Store
     raise AttributeError(name)
+
+
+class StoreError(GpushareError):
+    """The store cannot be used; the message says which one and why."""
+
+
+class StoreReplaced(StoreError):
+    """The store's file was deleted, or another one took its place: what was read from it no longer counts."""
+
+
+class StoreDamaged(StoreError):
+    """The store's file is not what SQLite wrote: only a copy of it helps."""

@@ -1,11 +1,18 @@
-"""What can be wrong with a store, each as one line that says what to do."""
+"""The connection to a store: SQLite in WAL mode or MariaDB, two kinds of transaction, one clear line for each failure.
+
+While a store is open SQLite keeps two files beside it, ``-wal`` and ``-shm``. Whoever opens it first makes them, with
+the mode that the store has at that moment, and a reader who cannot write leaves them behind. If they are then another
+user's, or for reading only, the helper cannot write its own store.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +21,71 @@ from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import hand_over
-from slurm_gpushare.store.journal import WAL, beside, journal_fix, may_open, mend_own, remove_journal
+from slurm_gpushare.store import StoreDamaged, StoreError, StoreReplaced
+
+WAL, SHM = "-wal", "-shm"
 
 
-class StoreError(GpushareError):
-    """The store cannot be used; the message says which one and why."""
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
-class StoreReplaced(StoreError):
-    """The store's file was deleted, or another one took its place: what was read from it no longer counts."""
+def remove_journal(path: Path) -> None:
+    """Of a store that nobody has open any more."""
+    for suffix in (WAL, SHM):
+        beside(path, suffix).unlink(missing_ok=True)
 
 
-class StoreDamaged(StoreError):
-    """The store's file is not what SQLite wrote: only a copy of it helps."""
+def may_open(path: Path) -> bool:
+    """Whether this user may open the store without making files that lock its owner out."""
+    if os.access(path, os.W_OK) or path.stat().st_uid == os.geteuid() or beside(path, SHM).exists():
+        return True
+    return not os.access(path, os.R_OK)  # SQLite refuses then before it makes any
+
+
+def mend_own(path: Path) -> None:
+    """Open files of this user's as far as the store is: one that was read-only for a while leaves them read-only."""
+    with suppress(OSError):
+        mode = path.stat().st_mode & 0o777
+        for file, about in _found(path):
+            if about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode) and mode & ~about.st_mode:
+                file.chmod(mode)
+
+
+def journal_fix(path: Path) -> str | None:
+    """The command, for root, after which the files are the owner's alone again; None if they are.
+
+    It may be run while the store is open.
+    """
+    try:
+        store = path.stat()
+        bad = {file: about for file, about in _found(path) if not _fits(about, store)}
+    except OSError:
+        return None  # not this user's to see
+    if strange := [file for file, about in bad.items() if not stat.S_ISREG(about.st_mode)]:
+        # SQLite makes no such thing, and root's chown would follow a link to whatever it names.
+        return f"rm -d {_words(strange)}"
+    like = f"--reference={shlex.quote(str(path))}"
+    return f"chown {like} {_words(bad)}; chmod {like} {_words(bad)}" if bad else None
+
+
+def _words(files: Iterable[Path]) -> str:
+    return " ".join(shlex.quote(str(file)) for file in files)
+
+
+def _found(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for suffix in (WAL, SHM):
+        with suppress(FileNotFoundError):
+            yield beside(path, suffix), beside(path, suffix).lstat()
+
+
+def _fits(file: os.stat_result, store: os.stat_result) -> bool:
+    """Whether the store's owner may do as much with the file as with the store, and others no more."""
+    missing = store.st_mode & 0o600 & ~file.st_mode
+    too_open = file.st_mode & 0o077 & ~store.st_mode
+    return stat.S_ISREG(file.st_mode) and file.st_uid == store.st_uid and not missing and not too_open
 
 
 NOT_THE_OWNER = "Run this as SlurmUser, who must own it and its directory."
@@ -64,9 +121,6 @@ _KNOWN = (
 _DAMAGE = frozenset({"not a database", "malformed"})
 _BY_THE_JOURNAL = frozenset({"unable to open", "readonly"})
 """What SQLite also says where the store itself could be used, and the files beside it cannot."""
-
-
-# The connection: SQLite in WAL mode or MariaDB, two kinds of transaction, and one clear line for each failure.
 
 
 _BUSY_S = 15.0

@@ -19,10 +19,10 @@ from sqlalchemy import Connection, text
 
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import hand_over, replacing, resource_dir
-from slurm_gpushare.store import conduct, statements
+from slurm_gpushare.store import sharing, statements
 from slurm_gpushare.store.combine import gpus_in
-from slurm_gpushare.store.gpu_models import own_names, reported_models
 from slurm_gpushare.store.store import Store
+from slurm_gpushare.store.workloads import own_names, reported_models
 
 _BUSY_S = 5.0
 _Row = tuple[str, int, str, int | None]
@@ -84,7 +84,7 @@ class HookFile:
                 if epoch != store_epoch or seq > latest or names != self._names:
                     return self._rebuild(store, now_s)  # workloads were removed, or it is another store's file
                 rows = list(_rows(connection, names, after=seq)) if latest > seq else []
-                unmeasured = [(token,) for token in conduct.to_measure(connection)] if latest > seq else []
+                unmeasured = [(token,) for token in sharing.to_measure(connection)] if latest > seq else []
             with file:
                 file.execute("BEGIN IMMEDIATE")
                 file.executemany(_PUT, rows)

@@ -26,13 +26,12 @@ from slurm_gpushare.protocol.record_json import RecordError, parse_record
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
-from slurm_gpushare.store.gpu_models import MODEL_PREFIX
-from slurm_gpushare.store.intake import KeptRecord, insert_runs, take_in
+from slurm_gpushare.store.intake import KeptRecord, give_up, insert_runs, settle, take_in, waiting_jobs
 from slurm_gpushare.store.refine import Settled
-from slurm_gpushare.store.settle import give_up, settle, waiting_jobs
 from slurm_gpushare.store.spool import Arrival, Refusal, Spool, read_record
 from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.store import Store
+from slurm_gpushare.store.workloads import MODEL_PREFIX
 
 log = logging.getLogger(__name__)
 

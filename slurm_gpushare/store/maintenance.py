@@ -13,11 +13,10 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, i
 
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import hand_over, replacing
-from slurm_gpushare.store import schema, statements
+from slurm_gpushare.store import StoreDamaged, StoreError, schema, statements
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
-from slurm_gpushare.store.database import RESTORE, Database, StoreDamaged, StoreError, sqlite_path
-from slurm_gpushare.store.journal import journal_fix
-from slurm_gpushare.store.migrate import known_migrations, migrate, store_version
+from slurm_gpushare.store.database import RESTORE, Database, journal_fix, sqlite_path
+from slurm_gpushare.store.schema import known_migrations, migrate, store_version
 from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.store import Store
 

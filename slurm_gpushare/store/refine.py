@@ -17,8 +17,8 @@ from slurm_gpushare.protocol.record import Record, enough_cpus
 from slurm_gpushare.protocol.record_json import parse_record
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
-from slurm_gpushare.store.conduct import marks, measured
 from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.sharing import marks, measured
 from slurm_gpushare.store.statements import chunks, delete_in, next_change, select_in
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile, touch
 
@@ -270,14 +270,12 @@ def _row(key: _Key, state: _State, now_s: int) -> dict[str, Any]:
     }
 
 
-# How many CPUs a workload needs, as its owner measured it with ``gpushare profile --cpus``.
-#
-# A user's own record is enough here, although it founds no profile: it only decides what jobs of the same owner with
-# ``cpus=auto`` ask for, and ``sbatch -c`` would do as much.
-
-
 def keep_curves(connection: Connection, tokens: Mapping[int, str]) -> None:
-    """Keep the curves that users' runs brought, each under the token of its run. The latest measured counts."""
+    """Keep how many CPUs workloads need, by the curves that users' runs brought; the latest measured counts.
+
+    A user's own record is enough here, although it founds no profile: it only decides what jobs of the same owner with
+    ``cpus=auto`` ask for, and ``sbatch -c`` would do as much.
+    """
     d = schema.run_detail.c
     found: dict[str, Record] = {}
     for row in select_in(connection, select(d.id, d.body), d.id, tokens):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, func, or_, select, update
 
-from slurm_gpushare.protocol.history import Decision, Span
+from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.store import schema, statements
-from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.statements import select_in
+from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.statements import delete_in, select_in
+from slurm_gpushare.store.workloads import touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,62 +190,126 @@ def _without_id(item: Observation | Span) -> dict[str, Any]:
     return values
 
 
-# What the helper decided about each job and why: the memory behind ``gpushare job ID``.
+STRIKES = "strikes"
+BROKEN_PROMISES = "broken_promises"
 
 
-COUNTED = "decision_"
-"""Start of the counters' names; they outlive pruned decisions, as metrics must."""
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A running job was past its token's profile."""
+
+    uid: int
+    token: str
+    job_id: int
+    at_s: int
+    feature: str
+    """Which number, by its name in the profile."""
+    seen: float
+    profiled: float
+    partner_job: int | None = None
+    """Who was on the card beside it."""
 
 
-class Decisions:
-    """``store.decisions``."""
+@dataclass(frozen=True, slots=True)
+class StrikeCount:
+    """The strikes of one user."""
+
+    uid: int
+    strikes: int
+    tokens: int
+    last_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPromise:
+    """A job was slowed past what it was promised, beside another."""
+
+    at_s: int
+    job_id: int
+    uid: int
+    by_job: int
+    by_uid: int
+    node: str
+    gpu_index: int
+    promised_pct: float
+    slowed_pct: float
+
+
+class Conduct:
+    """``store.conduct``."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def add(self, decisions: Collection[Decision]) -> None:
-        """Record a tick's decisions in one transaction."""
-        if not decisions:
+    def strike(self, strikes: Collection[Strike]) -> None:
+        """Record strikes; from now on their tokens share only after a run on a whole card."""
+        if not strikes:
             return
         with self._db.write() as connection:
-            connection.execute(schema.decision.insert(), [_row(decision) for decision in decisions])
-            kinds = Counter(decision.kind for decision in decisions)
-            statements.add(connection, {f"{COUNTED}{kind}": count for kind, count in kinds.items()})
+            insert_many(connection, schema.strike, [asdict(item) for item in strikes])
+            statements.add(connection, {STRIKES: len(strikes)})
+            _measure_anew(connection, {item.token: item.at_s for item in strikes})
 
-    def of_job(self, job_id: int) -> list[Decision]:
-        """The job's decisions, oldest first."""
-        return self.of_jobs([job_id])
-
-    def of_jobs(self, job_ids: Collection[int]) -> list[Decision]:
-        """The decisions about any of these jobs, oldest first."""
-        d = schema.decision
+    def to_measure(self) -> frozenset[str]:
+        """Tokens that must be measured anew before they share."""
         with self._db.read() as connection:
-            return list(map(_decision, select_in(connection, select(d).order_by(d.c.id), d.c.job_id, job_ids)))
+            return frozenset(to_measure(connection))
 
-    def of_kind(self, kind: str, since_s: float, after: int = 0, most: int = 50_000) -> tuple[list[Decision], int]:
-        """Those of one kind since a time, oldest first, that came after the decision numbered `after`; the last number.
-
-        Who asks again with that number reads only what is new. Of more than `most` the last count.
-        """
-        d = schema.decision
-        query = select(d).where(d.c.id > after, d.c.kind == kind, d.c.at_s >= since_s).order_by(d.c.id.desc())
+    def strikes_by_uid(self, since_s: float = 0.0) -> list[StrikeCount]:
+        """Who had strikes, the most first."""
+        s = schema.strike.c
+        count = func.count()
+        query = (
+            select(s.uid, count, func.count(s.token.distinct()), func.max(s.at_s))
+            .where(s.at_s >= since_s)
+            .group_by(s.uid)
+            .order_by(count.desc(), s.uid)
+        )
         with self._db.read() as connection:
-            last = connection.scalar(select(func.max(d.c.id))) or 0
-            return [_decision(row) for row in connection.execute(query.limit(most))][::-1], last
+            return [StrikeCount(*row) for row in connection.execute(query)]
 
-    def between(self, start_s: float, end_s: float) -> Iterator[Decision]:
-        """The decisions of a period, oldest first."""
-        d = schema.decision
-        query = select(d).where(d.c.at_s >= start_s, d.c.at_s < end_s).order_by(d.c.at_s, d.c.id)
+    def strikes_of(self, uid: int) -> list[Strike]:
+        """One user's strikes, oldest first."""
+        s = schema.strike
+        query = select(*(s.c[name] for name in Strike.__slots__)).where(s.c.uid == uid).order_by(s.c.id)
         with self._db.read() as connection:
-            yield from map(_decision, connection.execute(query))
+            return [Strike(**row._mapping) for row in connection.execute(query)]
+
+    def broke(self, promises: Collection[BrokenPromise]) -> None:
+        """Record promises that were broken, for the audit trail."""
+        if not promises:
+            return
+        with self._db.write() as connection:
+            insert_many(connection, schema.broken_promise, [asdict(item) for item in promises])
+            statements.add(connection, {BROKEN_PROMISES: len(promises)})
+
+    def broken_promises(self, since_s: float = 0.0) -> list[BrokenPromise]:
+        """The audit trail, oldest first."""
+        b = schema.broken_promise
+        query = select(*(b.c[name] for name in BrokenPromise.__slots__)).where(b.c.at_s >= since_s).order_by(b.c.id)
+        with self._db.read() as connection:
+            return [BrokenPromise(**row._mapping) for row in connection.execute(query)]
 
 
-def _decision(row: Row[Any]) -> Decision:
-    values = {name: getattr(row, name) for name in Decision.__slots__}
-    return Decision(**values | {"reasons": json.loads(row.reasons)})
+def to_measure(connection: Connection) -> Iterable[str]:
+    """`Conduct.to_measure` inside a transaction that is already open."""
+    return connection.scalars(select(schema.remeasure.c.token)).all()
 
 
-def _row(decision: Decision) -> dict[str, Any]:
-    reasons = json.dumps(dict(decision.reasons), separators=(",", ":"), allow_nan=False)
-    return {name: getattr(decision, name) for name in Decision.__slots__} | {"reasons": reasons}
+def marks(connection: Connection, tokens: Collection[str]) -> dict[str, int]:
+    """Of these tokens those that must be measured anew, each with the time since when."""
+    m = schema.remeasure.c
+    return {row.token: row.since_s for row in select_in(connection, select(m.token, m.since_s), m.token, tokens)}
+
+
+def measured(connection: Connection, tokens: Collection[str]) -> None:
+    """These tokens were measured on a whole card: they may share again."""
+    delete_in(connection, schema.remeasure.c.token, tokens)
+    if tokens:
+        touch(connection, tokens)
+
+
+def _measure_anew(connection: Connection, tokens: Mapping[str, int]) -> None:
+    rows = [{"token": token, "since_s": at_s} for token, at_s in tokens.items()]
+    insert_many(connection, schema.remeasure, rows, replace=True)
+    touch(connection, list(tokens))

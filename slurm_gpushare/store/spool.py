@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -24,6 +25,7 @@ from sqlalchemy import select
 from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import hand_over
+from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database
 
@@ -216,9 +218,6 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
-# Sealed records as they arrive: files of the spool directory (`incoming`), rows of the inbox.
-
-
 MAX_BYTES = 256 * 1024
 
 
@@ -265,3 +264,25 @@ class Inbox:
         with self._db.read() as connection:
             rows = connection.execute(select(i.id, i.credential).order_by(i.id).limit(limit))
             return [Arrival(row.credential.encode("ascii", errors="replace"), inbox_id=row.id) for row in rows]
+
+
+def main() -> int:
+    """``python -m slurm_gpushare.store.spool``: put the sealed record on stdin into the store's inbox.
+
+    Samplers run it where nodes share no file system with the controller (RecordsTo=store): a process of its own, so
+    that the database's drivers are not in every sampler's memory. Exit code 0 once the record is in the database.
+    """
+    try:
+        database = Database(settings_in_force().store_url, must_exist=True)
+        try:
+            Inbox(database).deliver(sys.stdin.buffer.read())
+        finally:
+            database.close()
+    except GpushareError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Long lists for SQL's ``IN (...)``, some of them at a time."""
+"""What several subjects of the store need: long lists in ``IN (...)``, and small numbers with a name."""
 
 from __future__ import annotations
 
@@ -34,9 +34,6 @@ def delete_in(connection: Connection, column: Any, values: Collection[Any]) -> N
     """Remove the rows whose `column` has one of these values."""
     for some in chunks(sorted(values)):
         connection.execute(delete(column.table).where(column.in_(some)))
-
-
-# Small numbers with a name: how many records were taken in, and where the sequences stand.
 
 
 CHANGE = "change_seq"

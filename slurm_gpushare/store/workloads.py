@@ -1,19 +1,29 @@
-"""Workloads and their profiles: who owns a token, and what is known of it."""
+"""Workloads and their profiles: who owns a token, and what is known of it on each GPU model.
+
+A model has two names: the site's (``v100``, in features and GRES types), and the cards' own (``V100``). Telemetry,
+profiles and rates are kept by the card's own, since that is what nodes measure.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
 
+from slurm_gpushare.protocol.record import gpu_model
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.statements import chunks, next_change, select_in
+
+if TYPE_CHECKING:
+    from slurm_gpushare.store.store import Store
 
 TOKENS_A_USER = 10_000
 """One token a workload: more would be a user who fills the store with them."""
@@ -223,3 +233,77 @@ def assign(connection: Connection, assignments: Collection[Assignment]) -> None:
         statement, [{"b_token": a.token, "b_model": a.gpu_model, "b_cluster": a.cluster} for a in assignments]
     )
     touch(connection, {a.token for a in assignments})
+
+
+MODEL_PREFIX = "gpu."
+"""``gpu.V100`` counts the records of nodes that named this model."""
+_LIKE_A_CARD = re.compile(r"[A-Z]+\d+[A-Z]*")
+
+
+def own_name(site_name: str) -> str:
+    """What the cards of a model most likely call themselves."""
+    return gpu_model(site_name) or site_name.upper()
+
+
+def own_names(site_names: Sequence[str], reported: Collection[str]) -> dict[str, str]:
+    """The cards' own name by the site's. `reported` are the models that nodes have named in records.
+
+    A site with one model may call it what no card is called (``volta``), as long as its nodes report a single one.
+    """
+    names = {name: own_name(name) for name in site_names}
+    if len(names) == 1 and len(reported) == 1 and not any(map(_LIKE_A_CARD.fullmatch, names.values())):
+        return dict.fromkeys(names, next(iter(reported)))
+    return names
+
+
+def reported_models(connection: Connection) -> set[str]:
+    """The models that nodes have named in records."""
+    c = schema.counter.c
+    found = connection.scalars(select(c.name).where(c.name.startswith(MODEL_PREFIX, autoescape=True)))
+    return {name.removeprefix(MODEL_PREFIX) for name in found}
+
+
+def models_of(database: Database, site_names: Sequence[str]) -> dict[str, str]:
+    """`own_names`, by what the nodes of this store have reported."""
+    with database.read() as connection:
+        return own_names(site_names, reported_models(connection))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownProfile:
+    """What is known of a token without a run of ours: brought from another site, or set up for an experiment."""
+
+    token: str
+    owner_uid: int
+    gpu_model: str
+    mem_used_mib: int
+    mem_total_mib: int
+    cluster: int
+    duration_s: float | None = None
+    features: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def enter_profiles(store: Store, profiles: Collection[KnownProfile]) -> None:
+    """Write profiles with their clusters in one transaction, in place of earlier ones of the same token and GPU."""
+    p, now_s = schema.profile, int(time.time())
+    with store.database.write() as connection:
+        claim(connection, {profile.token: profile.owner_uid for profile in profiles})
+        for profile in profiles:
+            connection.execute(delete(p).where(p.c.token == profile.token, p.c.gpu_model == profile.gpu_model))
+            connection.execute(
+                p.insert().values(
+                    token=profile.token,
+                    gpu_model=profile.gpu_model,
+                    generation=1,
+                    runs=1,
+                    mem_used_mib=profile.mem_used_mib,
+                    mem_total_mib=profile.mem_total_mib,
+                    duration_s=profile.duration_s,
+                    features=json.dumps(dict(profile.features), separators=(",", ":"), allow_nan=False),
+                    scatter="{}",
+                    cluster=profile.cluster,
+                    needs_cluster=0,
+                    updated_s=now_s,
+                )
+            )
+        touch(connection, [profile.token for profile in profiles])

@@ -25,8 +25,8 @@ from slurm_gpushare.protocol.record import RecordKind
 from slurm_gpushare.slurm import commands
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.interface import connect
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.spool import ENTRIES_A_LOOK, FILES_A_USER, KEPT_REJECTED
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 Verdict = Callable[[str, str, str], None]
 GAMES = pwd.getpwnam(USER).pw_uid

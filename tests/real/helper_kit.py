@@ -28,7 +28,7 @@ from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 TOKENS = [f"gs-{letter * 20}" for letter in "abcdefghijklmnopqrstuvwxyz"]
 SLEEP = "exec sleep 600"

@@ -26,7 +26,7 @@ from slurm_gpushare.slurm.configuration import GANGS_NEED
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 FOUR = "--gres=gpu:4"
 HALF_OF_EACH = "shard:4(1/2,1/2,1/2,1/2)"

@@ -17,8 +17,8 @@ from helper_kit import Site
 from telemetry_bed import workload
 
 from slurm_gpushare.helper.occupancy import GpuAddress
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.published import OWNERS, PUBLIC
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 ANN, BOB = "games", "man"
 

@@ -14,7 +14,7 @@ from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH, Tally
 from slurm_gpushare.slurm.gres import type_index
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 LONG = endless(95, 80, 1024)
 SHORT = workload(95, 80, 1024, work_s=4, epochs=1)

@@ -20,7 +20,7 @@ from telemetry_bed import workload
 from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 A_NODE = "gpu1"
 

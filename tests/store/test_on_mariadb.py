@@ -13,10 +13,10 @@ from gpushare_lab.testbed.layout import Layout
 from sqlalchemy import create_engine
 
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import Database, StoreError
+from slurm_gpushare.store import Store, StoreError
+from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.maintenance import backup
-from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
+from slurm_gpushare.store.schema import Migration, known_migrations, migrate, store_version
 from slurm_gpushare.store.spool import Inbox
 
 UNIT = Path(__file__).parents[1] / "unit"

@@ -26,7 +26,7 @@ from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import JobMovedOn
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 CARD = GpuAddress("n0", 0)

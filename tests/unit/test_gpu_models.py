@@ -26,9 +26,9 @@ from slurm_gpushare.protocol.errors import ConfigError
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store.gpu_models import models_of, own_names
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.sharing import Observation
+from slurm_gpushare.store.workloads import models_of, own_names
 
 A, B = token(1), token(2)
 NODES = {name: NodeRoom(name, 32, 100_000) for name in ("v", "a")}

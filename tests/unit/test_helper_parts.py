@@ -26,8 +26,7 @@ from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import StoreError
+from slurm_gpushare.store import Store, StoreError
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 

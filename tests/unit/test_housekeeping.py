@@ -15,8 +15,7 @@ from store_helpers import overwrite_table
 from slurm_gpushare.helper import housekeeping
 from slurm_gpushare.helper.housekeeping import LOOK_EVERY_S, Housekeeping
 from slurm_gpushare.protocol.history import Decision
-from slurm_gpushare.store import Store, schema
-from slurm_gpushare.store.database import StoreDamaged, StoreError, StoreReplaced
+from slurm_gpushare.store import Store, StoreDamaged, StoreError, StoreReplaced, schema
 from slurm_gpushare.store.maintenance import damage
 
 

@@ -34,7 +34,7 @@ from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 from slurm_gpushare.whatif.assess import PastJob
 from slurm_gpushare.whatif.shadow import KnownTokens, in_the_shadow, known_tokens
 

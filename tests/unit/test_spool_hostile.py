@@ -13,7 +13,7 @@ from slurm_gpushare.helper import log
 from slurm_gpushare.protocol.record import new_id
 from slurm_gpushare.protocol.record_json import encode_record
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store import ingest, settle, spool, workloads
+from slurm_gpushare.store import ingest, intake, spool, workloads
 
 A = token(1)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make other users' files")
@@ -174,7 +174,7 @@ def test_many_waiting_records_of_users_are_settled_a_part_at_a_time(
 ) -> None:
     """All at once they were more values than SQLite takes in one statement, for ever."""
     monkeypatch.setattr(ingest, "USER_RECORDS_A_DAY", 10_000)
-    monkeypatch.setattr(settle, "OWN_RECORDS_A_RUN", 700)
+    monkeypatch.setattr(intake, "OWN_RECORDS_A_RUN", 700)
     site.store.workloads.claim({A: ALICE})
     template = encode_record(command_record(1, token=A))
     for job in range(1500):

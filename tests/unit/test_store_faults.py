@@ -21,11 +21,11 @@ from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.site import local_checks
-from slurm_gpushare.store import Store
+from slurm_gpushare.store import Store, StoreError
 from slurm_gpushare.store import database as database_module
-from slurm_gpushare.store.database import Database, StoreError
+from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.maintenance import backup
-from slurm_gpushare.store.migrate import Migration, known_migrations, migrate, store_version
+from slurm_gpushare.store.schema import Migration, known_migrations, migrate, store_version
 
 Run = Callable[..., tuple[int, str, str]]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -188,7 +188,7 @@ _READ_ONLY_FOR_A_WHILE = """
 import os, sys
 from pathlib import Path
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import StoreError
+from slurm_gpushare.store import StoreError
 from slurm_gpushare.store.maintenance import backup
 folder = Path(sys.argv[1])
 os.chown(folder, 65534, 65534)

@@ -16,7 +16,7 @@ from slurm_gpushare.protocol.settings import DEFAULTS, Config
 from slurm_gpushare.site import local_checks
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.journal import journal_fix
+from slurm_gpushare.store.database import journal_fix
 from slurm_gpushare.store.maintenance import backup, problems, restore
 
 SLURM, OTHER = 65534, 65533

@@ -13,10 +13,10 @@ import pytest
 from store_helpers import ALICE, NOW, Site, record, token, unseal
 
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store import Store, ingest, intake, settle, spool
+from slurm_gpushare.store import Store, ingest, intake, spool
 
 JOBS = range(1, 13)
-OWNERS: dict[str, Any] = {"ingest": ingest, "intake": intake, "settle": settle, "Spool": spool.Spool}
+OWNERS: dict[str, Any] = {"ingest": ingest, "intake": intake, "settle": intake, "Spool": spool.Spool}
 
 
 def die() -> NoReturn:

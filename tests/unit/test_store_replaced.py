@@ -10,8 +10,7 @@ import pytest
 
 from slurm_gpushare.cli.main import main
 from slurm_gpushare.helper.daemon import Lock
-from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import StoreError, StoreReplaced
+from slurm_gpushare.store import Store, StoreError, StoreReplaced
 from slurm_gpushare.store.maintenance import backup
 
 Run = Callable[..., tuple[int, str]]

@@ -12,7 +12,7 @@ import pytest
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.tokens import TOKEN, TokenFile, new_token, token_path
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 
 @pytest.fixture

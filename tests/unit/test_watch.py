@@ -25,8 +25,7 @@ from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.commands import CommandSlurm
 from slurm_gpushare.slurm.runner import UpdateRefused
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
-from slurm_gpushare.store.workloads import Profile
+from slurm_gpushare.store.workloads import KnownProfile, Profile, enter_profiles
 
 
 def stat(n: int, mean: float) -> Stat:

@@ -16,9 +16,8 @@ from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.history import OPTED_OUT
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.runner import ControllerDown
-from slurm_gpushare.store import Store
-from slurm_gpushare.store.database import StoreError
-from slurm_gpushare.store.sharing import Decisions
+from slurm_gpushare.store import Store, StoreError
+from slurm_gpushare.store.stored_jobs import Decisions
 
 
 class Withdrawn(WatchedSlurm):

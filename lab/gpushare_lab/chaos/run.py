@@ -31,8 +31,8 @@ from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.imported_profiles import enter_profiles
-from slurm_gpushare.store.settle import waiting_jobs
+from slurm_gpushare.store.intake import waiting_jobs
+from slurm_gpushare.store.workloads import enter_profiles
 
 SETTINGS = {"SampleSeconds": "0.5", "InterimSeconds": "5", "LeaseSeconds": "10", "HeartbeatSeconds": "20"}
 FINISH_S = 600.0

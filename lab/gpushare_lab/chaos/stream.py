@@ -18,8 +18,8 @@ from gpushare_lab.testbed.configuration import TEST_USERS
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.helper.pair_speeds import ACTIVITY
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.store.imported_profiles import KnownProfile
 from slurm_gpushare.store.sharing import Observation
+from slurm_gpushare.store.workloads import KnownProfile
 
 WORKLOADS = 4
 """Known ones, of each user."""

@@ -32,8 +32,8 @@ from slurm_gpushare.slurm.configuration import GANGS_NEED
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
 from slurm_gpushare.store.sharing import Observation
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 POLICIES = ("exclusive", "packed", "fcfs", "random", "paper", "gpushare")
 KNOWLEDGE = ("cold", "telemetry", "learned", "oracle")

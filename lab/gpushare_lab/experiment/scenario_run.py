@@ -16,7 +16,7 @@ from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.imported_profiles import KnownProfile, enter_profiles
+from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 SETTINGS = {
     "TickSeconds": "1",
