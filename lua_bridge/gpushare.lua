@@ -14,11 +14,11 @@ local consents = load("gpushare_consent")
 local fields = load("gpushare_fields")
 local places = load("gpushare_places")
 local request = load("gpushare_request")
+local since = load("gpushare_protocol").SINCE
 local share = load("gpushare_share")
 
 local M = {}
 
-M.MODIFY_MESSAGE = 230200 -- from here on a refused change may say why
 M.LOG_SECONDS = 60
 
 local last_logged, suppressed = {}, {}
@@ -101,8 +101,13 @@ end
 
 -- gpushare.conf, and a line in the log where it cannot be read: then the last good settings stay in force. Without
 -- any no job shares, and all else works as far as it can.
+local told -- the settings whose keys out of place have been named
 local function current_settings()
   local settings, why = conf.current()
+  if settings and settings.moved and told ~= settings then
+    told = settings
+    log("moved", settings.moved .. ": no longer for gpushare.conf; gpushare.conf(5) says where they belong")
+  end
   if why then
     log("conf", why .. (settings and "; the last good settings stay in force" or ""))
   end
@@ -175,8 +180,7 @@ local function modify(job_desc, job_rec, part_list, modify_uid)
   local change = { desc = job_desc, read = read, is_given = is_given, record = record, asked = asked }
   local refusal = changes.refusal(change, place, settings)
   if refusal then
-    -- Before 23.02 Slurm drops a message with an error; without a version nothing is said to be safe.
-    local quietly = not settings or (settings.slurm_version and settings.slurm_version < M.MODIFY_MESSAGE)
+    local quietly = not settings or settings.slurm_version < since.explains_refusals -- a message would be dropped
     return refuse(refusal, quietly)
   elseif place.ours and request.asks_for_gpus(read, asked) then
     rewrite_model(job_desc, asked, settings, read("features") or record("features"))

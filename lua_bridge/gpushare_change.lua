@@ -5,7 +5,9 @@ local load = ...
 local consents = load("gpushare_consent")
 local fields = load("gpushare_fields")
 local request = load("gpushare_request")
+local since = load("gpushare_protocol").SINCE
 local share = load("gpushare_share")
+local tags = load("gpushare_tag")
 
 local M = {}
 
@@ -21,11 +23,6 @@ local function moves_shared_job(read, is_given, comment)
   -- Who opts out may take the helper's node off as well: a hook cannot, Slurm takes its empty text for unchanged.
   local nodes = is_given("req_nodes") and not (comment == "out" and not read("req_nodes"))
   return nodes or math.max(read("min_nodes") or 1, read("max_nodes") or 1) > 1
-end
-
--- A field of a tag: "c=2;t=gs-...;l=1".
-local function tag_field(tag, name)
-  return (";" .. tag):match(";" .. name .. "=([^;]*)")
 end
 
 local TASKS = { "num_tasks", "cpus_per_task", "ntasks_per_node", "ntasks_per_tres" }
@@ -58,7 +55,7 @@ local function new_comment(read, is_given, tag)
   local consent, malformed = consents.parse(read("comment"))
   if not consent and not malformed then
     return "out"
-  elseif consent and consent.token == tag_field(tag, "t") and consent.max == tonumber(tag_field(tag, "m")) then
+  elseif consent and consent.token == tags.field(tag, "token") and consent.max == tonumber(tags.field(tag, "max_isd_pct")) then
     return nil
   end
   return "new"
@@ -70,18 +67,19 @@ end
 -- user's change may not make it negative; what an administrator gave, the helper puts back. False where this Slurm
 -- cannot change the request so.
 local function leave_sharing(job_desc, tag, settings)
-  if (settings.slurm_version or math.huge) < share.RETARGET or tag_field(tag, "o") ~= "gpu:1" then
+  local can_change = settings.slurm_version >= since.gpu_becomes_shard and not share.is_stale(settings)
+  if not can_change or tags.field(tag, "original") ~= "gpu:1" then
     return false
   end
   local prefix = share.prefix(settings)
   local wanted = { tres_per_node = prefix .. "gpu:0", tres_per_job = prefix .. "gpu:1" }
-  if tag_field(tag, "g") and tag_field(tag, "w") then
-    wanted.req_nodes = tag_field(tag, "w")
+  if tags.field(tag, "placed") and tags.field(tag, "nodes") then
+    wanted.req_nodes = tags.field(tag, "nodes")
   end
-  if tag_field(tag, "l") then
+  if tags.field(tag, "lease") then
     wanted.begin_time = os.time()
   end
-  local nice = tonumber(tag_field(tag, "n"))
+  local nice = tonumber(tags.field(tag, "nice"))
   if nice and not fields.reader(job_desc, fields.DESC)("nice") then
     wanted.nice = M.NICE_OFFSET + math.max(0, nice)
   end
@@ -103,15 +101,15 @@ local function refusal_if_shared(change, tag, place, settings)
   elseif read("partition") and not place.all_shared then
     -- Its nodes may be the same, but nobody would measure it there.
     return "a shared job stays in partitions that share GPUs. Submit it again without the token."
-  elseif tag_field(tag, "g") and outgrows_place(read, change.record) then
+  elseif tags.field(tag, "placed") and outgrows_place(read, change.record) then
     return "this job has been given a GPU and is about to start: it cannot become larger now."
-  elseif tag_field(tag, "k") and changes_any(read, TASKS) then
+  elseif tags.field(tag, "gang") and changes_any(read, TASKS) then
     return "the tasks of a job that shares all GPUs of a node cannot be changed. Submit it again."
   elseif read("pn_min_cpus") then
     return "--mincpus of a shared job cannot be changed. Submit it again without the token."
   elseif comment == "new" then
     return "the token and max= of a submitted job stay. Take the comment off to opt out."
-  elseif comment == "out" and tag_field(tag, "o") and not (settings and leave_sharing(change.desc, tag, settings)) then
+  elseif comment == "out" and tags.field(tag, "original") and not (settings and leave_sharing(change.desc, tag, settings)) then
     return "this job cannot be taken out of sharing any more. Cancel it and submit it again."
   end
   return nil
@@ -121,11 +119,11 @@ end
 -- the `record` of the job as it is, and what is `asked` for. `settings` are nil where there are none.
 function M.refusal(change, place, settings)
   local read, record, asked = change.read, change.record, change.asked
-  local tag = (" " .. (record("admin_comment") or "")):match("%sGS1:(%S*)")
+  local tag = tags.find(record("admin_comment"))
   local denied = place.ours and settings and settings.raw_shards == "deny"
   if read("admin_comment") then
     return "only administrators write AdminComment."
-  elseif tag and tag:match("^c=") then
+  elseif tag and tags.field(tag, "cluster") then
     return refusal_if_shared(change, tag, place, settings)
   elseif denied and (request.asks_for_shards(asked) or brings_shards(read, record, settings)) then
     return "shards are given out by gpushare here."

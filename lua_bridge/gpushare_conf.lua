@@ -1,28 +1,9 @@
--- gpushare.conf as the hook needs it: a few keys of the file that `gpushare configure` writes.
+-- gpushare.conf, and the file that `gpushare configure` writes beside it, as far as the hook needs them.
+
+local load = ...
+local KEYS, PLACES = load("gpushare_protocol").KEYS, load("gpushare_protocol").PLACES
 
 local M = {}
-
-local function number(low, high)
-  return function(text)
-    local value = text:match("^%d+$") and tonumber(text)
-    if not value or value < low or value > high then
-      return nil
-    end
-    return value
-  end
-end
-
-local function choice(...)
-  local allowed = { ... }
-  return function(text)
-    for _, value in ipairs(allowed) do
-      if text:lower() == value then
-        return value
-      end
-    end
-    return nil
-  end
-end
 
 -- The items of a list with commas; nil if one of them has a blank in it.
 local function items(text)
@@ -38,7 +19,24 @@ local function items(text)
   return list
 end
 
-local function names(text)
+-- A parser for each kind of value: text and key in, value out, nil if the text is none.
+local PARSERS = {}
+
+function PARSERS.whole(text, key)
+  local value = text:match("^%d+$") and tonumber(text)
+  return value and value >= tonumber(key.bounds[1]) and value <= tonumber(key.bounds[2]) and value or nil
+end
+
+function PARSERS.choice(text, key)
+  for _, word in ipairs(key.bounds) do
+    if text:lower() == word then
+      return word
+    end
+  end
+  return nil
+end
+
+function PARSERS.names(text)
   local list, set = items(text), {}
   for _, name in ipairs(list or {}) do
     set[name] = true
@@ -46,16 +44,16 @@ local function names(text)
   return list and set
 end
 
--- The same for names of which there must be one, and each once.
-local function models(text)
-  local list, set, count = items(text), names(text), 0
+-- Names of which there must be one, and each once.
+function PARSERS.models(text)
+  local list, set, count = items(text), PARSERS.names(text), 0
   for _ in pairs(set or {}) do
     count = count + 1
   end
   return list and count > 0 and count == #list and set or nil
 end
 
-local function per_partition(text)
+function PARSERS.per_partition(text)
   local list, result = items(text), {}
   for _, item in ipairs(list or {}) do
     local name, value = item:match("^(.+):(%d+)$")
@@ -67,68 +65,75 @@ local function per_partition(text)
   return list and result
 end
 
--- "22.05.8" -> 220508, so that versions compare as numbers. Empty or odd: false, taken for a recent release.
-local function version(text)
+-- "22.05.8" -> 220508, so that versions compare as numbers. Empty or odd: taken for a recent release.
+function PARSERS.version(text)
   local major, minor, micro = text:match("(%d+)%.(%d+)%.?(%d*)")
-  if not major then
-    return false
-  end
-  return tonumber(major) * 10000 + tonumber(minor) * 100 + (tonumber(micro) or 0)
+  return major and tonumber(major) * 10000 + tonumber(minor) * 100 + (tonumber(micro) or 0) or math.huge
 end
 
-local function path_of(text)
+function PARSERS.path(text)
   return text:sub(1, 1) == "/" and text or nil
 end
 
--- Key (lower case) -> {attribute, parser, default as text}. The defaults are those of slurm_gpushare/protocol/settings.py.
-M.KEYS = {
-  partitions = { "partitions", names, "" },
-  shardspergpu = { "shards_per_gpu", number(2, 64), "2" },
-  gpumodel = { "gpu_models", models, "v100" },
-  gpuspernode = { "gpus_per_node", number(1, 64), "4" },
-  slurmversion = { "slurm_version", version, "" },
-  defcpupergpu = { "def_cpu_per_gpu", per_partition, "" },
-  defmempergpu = { "def_mem_per_gpu_mib", per_partition, "" },
-  hookfile = { "hook_file", path_of, "/var/lib/gpushare/hook.sqlite" },
-  leaseseconds = { "lease_s", number(1, 600), "30" },
-  heartbeatseconds = { "heartbeat_s", number(5, 3600), "60" },
-  policy = { "policy", choice("gpushare", "paper", "fcfs", "random", "shadow", "off"), "gpushare" },
-  sharegangs = { "share_gangs", choice("yes", "no"), "no" },
-  rawshards = { "raw_shards", choice("deny", "allow"), "deny" },
-}
+local EMPTY = "there is no setting in it"
 
--- Keys of other programs' concern: their values are passed over.
-M.OTHERS = {}
-for key in ([[
-  storeurl spooldir recordsto mungesocket slurmuser nodeusers statedir publicdir dcgmjobmappingdir
-  sampleseconds interimseconds probeseconds backend tickseconds epiloghold keepdays objective shareacross
-  residentbudget guestcap memoryheadroom extendtimelimit onslowdown frameworkmemory pausemost
-]]):gmatch("%S+") do
-  M.OTHERS[key] = true
-end
-
--- The settings in `text`, or nil and why not.
-function M.parse(text)
+-- The settings in `text` by key, nil and why not if something else is in it.
+local function read(text)
   local given = {}
   for line in (text .. "\n"):gmatch("(.-)\n") do
     line = line:gsub("#.*", ""):match("^[ \t\r]*(.-)[ \t\r]*$")
     if line ~= "" then
       local name, value = line:match("^([^=]-)[ \t\r]*=[ \t\r]*(.*)$")
       local key = name and name:lower()
-      if not key or not (M.KEYS[key] or M.OTHERS[key]) or given[key] then
+      if not key or not PLACES[key] or given[key] then
         return nil, "bad line: " .. line
       end
       given[key] = value
     end
   end
-  local settings = {}
-  for key, rule in pairs(M.KEYS) do
-    local value = rule[2](given[key] or rule[3])
+  return given
+end
+
+-- What the generated file says of its own keys; nil and why not.
+local function read_generated(text)
+  local given, why = read(text)
+  for key in pairs(given or {}) do
+    if PLACES[key] == "site" then
+      given[key] = nil
+    end
+  end
+  if given and next(given) == nil then
+    return nil, EMPTY
+  end
+  return given, why
+end
+
+-- The settings in the texts of gpushare.conf and of the generated file, where there is one; nil and why not.
+-- `moved` in them has the keys of gpushare.conf that belong elsewhere.
+function M.parse(text, generated)
+  local given, why = read(text)
+  local worked_out = {}
+  if given and generated then
+    worked_out, why = read_generated(generated)
+  end
+  if not (given and worked_out) then
+    return nil, why
+  end
+  local settings, moved = {}, {}
+  for key, rule in pairs(KEYS) do
+    local value = PARSERS[rule.kind](worked_out[key] or given[key] or rule.default, rule)
     if value == nil then
       return nil, "bad value for " .. key
     end
-    settings[rule[1]] = value
+    settings[rule.attribute] = value
   end
+  for key in pairs(given) do
+    if PLACES[key] ~= "site" then
+      moved[#moved + 1] = key
+    end
+  end
+  table.sort(moved)
+  settings.moved = #moved > 0 and table.concat(moved, ", ") or nil
   return settings
 end
 
@@ -145,16 +150,21 @@ function M.path()
   return "/etc/slurm/gpushare.conf"
 end
 
--- Where the helper keeps the last gpushare.conf that it could read (slurm_gpushare/protocol/settings_in_force.py).
+-- A file's text; nil, why not, and whether there is none.
+local function text_of(path)
+  local file, why, code = io.open(path, "r")
+  local text = file and file:read("*a")
+  if file then
+    file:close()
+  end
+  return text, why or (path .. ": cannot be read"), code == 2
+end
+
+-- Where the helper keeps the last settings that it could read (slurm_gpushare/protocol/settings_in_force.py).
 local function last_good(path)
   local copy = os.getenv("GPUSHARE_LAST_GOOD")
-  local file = io.open(copy and copy ~= "" and copy or "/var/lib/gpushare/gpushare.conf.good", "r")
-  if not file then
-    return nil
-  end
-  local text = file:read("*a") or ""
-  file:close()
-  if text:match("^[^\n]*") ~= "# last good settings of " .. path then
+  local text = text_of(copy and copy ~= "" and copy or "/var/lib/gpushare/gpushare.conf.good")
+  if not text or text:match("^[^\n]*") ~= "# last good settings of " .. path then
     return nil
   end
   return (M.parse(text))
@@ -170,10 +180,10 @@ local function is_empty(text)
   return true
 end
 
-local cached_text, cached, cached_why, looked_at
+local cached_text, cached_generated, cached, cached_why, looked_at
 
--- The settings in force, or nil, and what is wrong with the file if something is: then the last good ones stay in force.
--- The file is looked at again once a second at most.
+-- The settings in force, or nil, and what is wrong with the files if something is: then the last good ones stay in force.
+-- The files are looked at again once a second at most.
 function M.current()
   local now = os.time()
   if looked_at == now then
@@ -181,21 +191,18 @@ function M.current()
   end
   looked_at = now
   local path = M.path()
-  local file, why = io.open(path, "r")
-  local text = file and file:read("*a")
-  if file then
-    file:close()
-  end
-  if not text then
-    cached_text, cached_why = nil, why or (path .. ": cannot be read")
-  elseif text ~= cached_text then
+  local text, why = text_of(path)
+  local generated, no_generated, absent = text_of((path:gsub("%.conf$", "")) .. ".generated.conf")
+  if not text or not (generated or absent) then
+    cached_text, cached_why = nil, text and no_generated or why
+  elseif text ~= cached_text or generated ~= cached_generated then
     local found
     if is_empty(text) then
-      cached_why = "there is no setting in it"
+      cached_why = EMPTY
     else
-      found, cached_why = M.parse(text)
+      found, cached_why = M.parse(text, generated)
     end
-    cached_text, cached = text, found or cached
+    cached_text, cached_generated, cached = text, generated, found or cached
     cached_why = cached_why and (path .. ": " .. cached_why)
   end
   if not cached then

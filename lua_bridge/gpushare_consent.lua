@@ -3,21 +3,20 @@
 -- comments.
 
 local load = ...
-local LONGEST = load("gpushare_fields").LONGEST
+local protocol = load("gpushare_protocol")
+local LONGEST = protocol.LONGEST
 
 local M = {}
-
-M.TOKEN_MIN, M.TOKEN_MAX = 16, 32
 
 M.TOO_LONG = "its comment is longer than " .. LONGEST .. " characters"
 M.NO_TOKEN = "that is not a workload token. Make one with: gpushare token NAME"
 M.TWO = "its comment says gpushare twice"
 M.BAD_OPTION = "only the options max=PERCENT, requeue=yes|no and cpus=auto may follow the token, each once"
 
--- At least 80 bits of base 32, as in slurm_gpushare/protocol/tokens.py. Nothing else ever meets SQL.
+-- Nothing else ever meets SQL.
 function M.is_token(text)
   local random = type(text) == "string" and text:match("^gs%-([a-z2-7]+)$")
-  return random ~= nil and random ~= false and #random >= M.TOKEN_MIN and #random <= M.TOKEN_MAX
+  return random ~= nil and random ~= false and #random >= protocol.TOKEN_MIN and #random <= protocol.TOKEN_MAX
 end
 
 -- Whether the text says "gpushare" anywhere, in any case. Linear, and copies nothing.
@@ -30,7 +29,7 @@ end
 function M.is_option(word)
   local lowered = word:lower()
   local name = lowered:match("^(%a+)$") or lowered:match("^(%a+)[=:]")
-  return name == "max" or name == "requeue" or name == "cpus"
+  return name ~= nil and protocol.OPTIONS[name] == true
 end
 
 -- What the comment says: {token=..., max=..., requeue=..., cpus_auto=...}. nil if it says nothing of us; nil and the

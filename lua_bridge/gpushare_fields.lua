@@ -6,11 +6,13 @@
 -- Not here, and so never read: the script, its arguments, the job's name, its working directory, its input and output
 -- paths, mail addresses.
 
+local load = ...
+
 local M = {}
 
 -- Slurm checks lengths after the hook has run. No text field of a job that it accepts is longer than this (but for
 -- the node list, and a job with a longer one than this does not share).
-M.LONGEST = 1024
+M.LONGEST = load("gpushare_protocol").LONGEST
 
 -- What a field holds. Slurm's mark for "unset" depends on the field's width: 65534 is unset in 16 bits and an
 -- ordinary number in 32.

@@ -4,25 +4,26 @@ local load, site = ...
 local fields = load("gpushare_fields")
 local gangs = load("gpushare_gang")
 local singles = load("gpushare_single")
+local since = load("gpushare_protocol").SINCE
 local store = load("gpushare_store")
+local tags = load("gpushare_tag")
 
 local M = {}
 
--- Before this release a whole-GPU job could start beside a sharer that had lost its neighbour, so that single GPUs are
--- asked for as all shards of one. Before RETARGET a pending job could not change from gpu to shard, nor from untyped
--- to typed shards (found in Slurm's source: job updates start from an empty list of gres since 23.02.6).
-M.WHOLE_GPU_SAFE = 231105
-M.RETARGET = 230206
-M.SLASH_PREFIX = 231100
-
 -- How this release writes a GRES in a request.
 function M.prefix(settings)
-  return (settings.slurm_version or math.huge) < M.SLASH_PREFIX and "gres:" or "gres/"
+  return settings.slurm_version < since.writes_gres_with_slash and "gres:" or "gres/"
 end
 
 -- Whether single GPUs are asked for as shards here, whoever asks.
 local function is_old(settings)
-  return (settings.slurm_version or math.huge) < M.WHOLE_GPU_SAFE
+  return settings.slurm_version < since.keeps_whole_gpus_apart
+end
+
+-- Whether the helper has found another Slurm than the one that configure knew: requests must not be written then.
+function M.is_stale(settings)
+  local ok, found = pcall(store.look_up, settings.hook_file)
+  return ok and found.stale
 end
 
 -- The partitions' common default, or false if they differ.
@@ -54,11 +55,6 @@ local function next_index(model, settings)
   return turn % (site.gpus and site.gpus[model] or settings.gpus_per_node)
 end
 
-local function with_tag(admin_comment, tag)
-  local kept = (" " .. (admin_comment or "")):gsub("%sGS1:%S*", ""):gsub("^%s+", "")
-  return kept == "" and tag or kept .. " " .. tag
-end
-
 -- Whether --mincpus is a wish of its own: the helper counts the CPUs of the job's tasks, and would send it to a node
 -- with too few. sbatch repeats -c there.
 local function asks_for_more_cpus(read)
@@ -87,13 +83,12 @@ end
 -- The request per node of a job on one GPU, without prefix. `known` is what the store knows of the workload of a job that
 -- is to be tagged; `mem_mib` its partitions' DefMemPerGPU.
 local function per_node(settings, single, known, mem_mib)
-  local version = settings.slurm_version or math.huge
   if single.type then
     return string.format("shard:%s:%d", single.type, settings.shards_per_gpu)
-  elseif known and version < M.RETARGET then
+  elseif known and settings.slurm_version < since.gpu_becomes_shard then
     local index = next_index(known.model, settings)
     return string.format("shard:%s_%d:%d", known.model, index, settings.shards_per_gpu)
-  elseif version < M.WHOLE_GPU_SAFE or mem_mib then
+  elseif is_old(settings) or mem_mib then
     -- A pending gpu request on a partition with DefMemPerGPU carries that default, and cannot become shards any more.
     return string.format("shard:%d", settings.shards_per_gpu)
   end
@@ -121,24 +116,17 @@ end
 
 -- The tag of a known workload's job on `gpus` GPUs that asks for `what`. `leased`: whether it waits for the helper.
 local function shared_tag(read, what, known, consent, gpus, leased)
-  local parts = { "GS1:c=" .. string.format("%d", known.cluster), "t=" .. consent.token, "o=" .. what }
-  if gpus > 1 then
-    parts[#parts + 1] = string.format("k=%d", gpus)
-  end
-  if read("req_nodes") then
-    parts[#parts + 1] = "w=" .. read("req_nodes")
-  end
-  if leased then
-    parts[#parts + 1] = "l=1"
-  end
-  if consent.max then
-    parts[#parts + 1] = string.format("m=%d", consent.max)
-  end
-  -- The owner's own words; what a site sets for everybody (JobRequeue=1) is not in the submission.
-  if consent.requeue or (consent.requeue == nil and read("requeue") == 1) then
-    parts[#parts + 1] = "r=1"
-  end
-  return table.concat(parts, ";")
+  return tags.write({
+    cluster = known.cluster,
+    token = consent.token,
+    original = what,
+    gang = gpus > 1 and gpus or nil,
+    nodes = read("req_nodes"),
+    lease = leased and 1 or nil,
+    max_isd_pct = consent.max,
+    -- The owner's own words; what a site sets for everybody (JobRequeue=1) is not in the submission.
+    requeue = (consent.requeue or (consent.requeue == nil and read("requeue") == 1)) and 1 or nil,
+  })
 end
 
 M.PROBED = "first run of this workload: it gets a whole GPU and is measured. Later runs may share."
@@ -175,36 +163,34 @@ local function measured_on(models, found, gpus)
   return first
 end
 
--- What the store knows of the token on one of the models that the job may get, if this user's job on `gpus` GPUs may
--- share now: {model, cluster}. Else nil, the reason, and what broke, if something did. The second value is false for a
--- workload that was not measured so, true for one whose helper is away: such jobs are measured.
-local function known_workload(read, settings, models, token, gpus)
+M.STALE = "Slurm was upgraded, and gpushare is not set up for it yet"
+
+-- How it stands with the token on one of the models that the job may get, for a job on `gpus` GPUs of this user:
+-- {status = "known", cluster, model, cpus}, {status = "away"} for a known one while no helper is alive, {status = "unknown"}
+-- for one that was not measured so; {status = "none", reason, fault = what broke, stale} where nothing can be said.
+local function workload_of(read, settings, models, token, gpus)
   if settings.policy == "off" then
-    return nil, "sharing is switched off"
+    return { status = "none", reason = "sharing is switched off" }
   end
   local ok, found = pcall(store.look_up, settings.hook_file, token)
   if not ok then
-    return nil, "sharing is not available now", tostring(found)
+    return { status = "none", reason = "sharing is not available now", fault = tostring(found) }
+  elseif found.stale then
+    return { status = "none", reason = M.STALE, stale = true }
   end
   local away = math.abs(os.time() - (found.heartbeat_s or 0)) > settings.heartbeat_s
-  if gpus > 1 and (away or found.gangs ~= 1) then
+  if gpus > 1 and (away or not found.gangs) then
     -- Slurm tells a prolog only the last of a job's GPUs, so that a gang as it was written cannot be measured.
-    return nil, away and M.AWAY or "this Slurm is not set up for sharing whole nodes"
+    return { status = "none", reason = away and M.AWAY or "this Slurm is not set up for sharing whole nodes" }
   end
   -- Somebody else's token, or one on another number of GPUs, looks exactly like one that was never seen.
   local model = found.uid == read("user_id") and measured_on(models, found, gpus)
   if not model then
-    return nil, false
+    return { status = "unknown" }
   elseif away then
-    return nil, true
+    return { status = "away" }
   end
-  return { model = model, cluster = found.clusters[model], cpus = found.cpus }
-end
-
--- The tag of a job whose request stays as it is: whose telemetry it is, and for a known workload what its owner accepts.
-local function measured_tag(consent, is_known)
-  local tag = (is_known and "GS1:t=" or "GS1:probe;t=") .. consent.token
-  return is_known and consent.max and string.format("%s;m=%d", tag, consent.max) or tag
+  return { status = "known", model = model, cluster = found.clusters[model], cpus = found.cpus }
 end
 
 -- The request for one GPU, if the job has just that, and the reason for which it does not share, if there is one.
@@ -267,28 +253,28 @@ local function asked_gpus(job, settings, consent)
   return { single = single, gang = gang, gpus = gang and gang.gpus or 1 }, reason
 end
 
--- A job that is measured and does not share: of a workload that is not known, or of a known one while the helper is
--- `away` or the site only works out what sharing would do. The tag says whose telemetry it is, also for a job that ends
--- before a helper is back.
-local function measured(job, settings, asks, consent, known, away)
+-- A job that is measured and does not share: its workload is "unknown", or known while the helper is "away" or the site
+-- only works out what sharing would do. The tag says whose telemetry it is, also for a job that ends before a helper is
+-- back, and of a known workload what its owner accepts.
+local function measured(job, settings, asks, consent, status)
   local wanted = {}
-  local tag = measured_tag(consent, known ~= nil or away)
   if asks.gang then
     local why
     wanted, why = shareable(job, settings, asks)
     if not wanted then
       return { reason = why }
     end
-    tag = string.format("%s;k=%d", tag, asks.gpus)
   elseif is_old(settings) then
     wanted = shareable(job, settings, asks) or {}
   end
-  wanted.admin_comment = with_tag(job.read("admin_comment"), tag)
+  local unknown, away = status == "unknown", status == "away"
+  local tag = { token = consent.token, gang = asks.gang and asks.gpus or nil, max_isd_pct = not unknown and consent.max or nil }
+  wanted.admin_comment = tags.put(job.read("admin_comment"), tags.write(tag, unknown))
   local line = (asks.gang and M.PROBED_NODE) or (settings.policy == "shadow" and M.SHADOWED) or M.PROBED
   return {
     wanted = wanted,
     line = not away and line or nil,
-    cpus_line = consent.cpus_auto and not (known or away) and M.NO_CURVE or nil,
+    cpus_line = consent.cpus_auto and unknown and M.NO_CURVE or nil,
     reason = away and M.AWAY or nil,
     for_script = asks.gang and gangs.for_script(asks.gang),
   }
@@ -311,7 +297,7 @@ local function shared(job, settings, asks, consent, known)
     line = string.format(M.LEASED, settings.lease_s)
   end
   local tag = shared_tag(job.read, what, known, consent, asks.gpus, leased)
-  wanted.admin_comment = with_tag(job.read("admin_comment"), tag)
+  wanted.admin_comment = tags.put(job.read("admin_comment"), tag)
   return {
     wanted = wanted,
     line = asks.gang and M.SHARED_NODE or line,
@@ -335,21 +321,19 @@ function M.decide(job, settings, consent)
   if not asks then
     return { reason = reason }
   end
-  local fault
+  local found = { status = "none", reason = reason }
   if consent and not reason then
-    local known
-    known, reason, fault = known_workload(job.read, settings, job.models, consent.token, asks.gpus)
-    if type(reason) == "boolean" or (known and settings.policy == "shadow") then
-      return measured(job, settings, asks, consent, known, reason == true)
-    elseif known then
-      return shared(job, settings, asks, consent, known)
-    end
+    found = workload_of(job.read, settings, job.models, consent.token, asks.gpus)
   end
-  if not is_old(settings) then
-    return { reason = reason, fault = fault }
+  if found.status == "known" and settings.policy ~= "shadow" then
+    return shared(job, settings, asks, consent, found)
+  elseif found.status ~= "none" then
+    return measured(job, settings, asks, consent, found.status)
+  elseif not is_old(settings) or found.stale or M.is_stale(settings) then
+    return { reason = found.reason, fault = found.fault }
   end
   local wanted, why = shareable(job, settings, asks)
-  return { wanted = wanted, reason = reason or (not wanted and why or nil), fault = fault }
+  return { wanted = wanted, reason = found.reason or (not wanted and why or nil), fault = found.fault }
 end
 
 return M

@@ -45,7 +45,7 @@ end
 local function query(token)
   local cursor, why = connection:execute(
     "SELECT heartbeat_s, gangs, uid, clusters, cpus FROM helper LEFT JOIN workload ON token = '"
-      .. token
+      .. (token or "")
       .. "' WHERE id = 1"
   )
   if not cursor or type(cursor) == "number" then
@@ -58,7 +58,8 @@ local function query(token)
   end
   return {
     heartbeat_s = tonumber(heartbeat_s),
-    gangs = tonumber(gangs),
+    gangs = tonumber(gangs) == 1,
+    stale = tonumber(gangs) == -1,
     uid = tonumber(uid),
     clusters = clusters,
     cpus = tonumber(cpus),
@@ -76,9 +77,10 @@ local function by_model(text)
 end
 
 -- What is known of `token`: {uid, clusters and gpus by model, cpus = those that its curve says, if it has one}, empty if
--- nothing is; and of the helper: {heartbeat_s, gangs = 1 where gangs may share}. Raises when the file cannot be read.
+-- nothing is or no token is given; and of the helper: {heartbeat_s, gangs = whether gangs may share, stale = whether it
+-- has found another Slurm than configure did}. Raises when the file cannot be read.
 function M.look_up(path, token)
-  if not is_token(token) then
+  if token ~= nil and not is_token(token) then
     error("not a token")
   end
   local now = os.time()

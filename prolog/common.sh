@@ -18,11 +18,10 @@ gs_conf_file() {
   fi
 }
 
-# The keys of gpushare.conf (slurm_gpushare/protocol/settings.py): a line with any other is a mistake.
-GS_KEYS=" partitions shardspergpu gpumodel gpuspernode slurmversion defcpupergpu defmempergpu storeurl hookfile spooldir \
-recordsto mungesocket slurmuser nodeusers statedir publicdir dcgmjobmappingdir sampleseconds interimseconds \
-probeseconds backend leaseseconds tickseconds epiloghold keepdays heartbeatseconds policy objective shareacross \
-sharegangs residentbudget guestcap memoryheadroom extendtimelimit frameworkmemory onslowdown pausemost rawshards "
+# GS_KEYS and what releases of Slurm can do, from slurm_gpushare/protocol/.
+gs_protocol=$(readlink -f -- "${BASH_SOURCE[0]}")
+# shellcheck source=protocol.sh
+. "${gs_protocol%/*}/protocol.sh" || return
 
 # Takes blanks off both ends of $1; sets gs_trimmed.
 gs_trim() {
@@ -30,13 +29,29 @@ gs_trim() {
   gs_trimmed=${gs_trimmed%"${gs_trimmed##*[! $'\t\r']}"}
 }
 
-# Sets gs_partitions, gs_state_dir and what else the scripts need from file $1; false if there is none, or if it has a
-# mistake: what could be read is then set all the same.
-gs_parse_conf() {
-  local line key value bad=0
+# Sets gs_value to what $2 is as a value of kind $1 ("number:0:2"); false if it is none.
+gs_parse_value() {
+  local bounds=${1#*:} whole
+  gs_value=$2
+  case ${1%%:*} in
+    names) gs_read_names "$2" && gs_value=$gs_names ;;
+    path) [[ $2 == /* ]] ;;
+    optional_path) [[ -z $2 || $2 == /* ]] ;;
+    text) [[ -n $2 ]] ;;
+    choice) gs_value=${2,,} && [[ $2 != *:* && -n $2 && :$bounds: == *:"$gs_value":* ]] ;;
+    number) # from 0 on
+      [[ $2 == *[0-9]* && $2 =~ ^0*([0-9]{0,9})(\.[0-9]*)?$ ]] || return
+      whole=${BASH_REMATCH[1]:-0}
+      ((whole < ${bounds#*:})) || [[ $whole == "${bounds#*:}" && ${BASH_REMATCH[2]} != *[1-9]* ]]
+      ;;
+  esac
+}
+
+# Reads file $1, of the keys there those of the places $2 alone, into gs_ATTRIBUTE; gs_seen becomes the keys. False if there
+# is no such file or if it has a mistake: what could be read is then set all the same.
+gs_parse_file() {
+  local line key place attribute kind bad=0
   gs_seen=' '
-  gs_partitions='' gs_state_dir=/run/gpushare gs_dcgm_dir='' gs_spool_dir=/var/spool/gpushare gs_slurm_user=slurm
-  gs_hold_s=1 gs_framework_memory=grow
   [[ -r $1 && -f $1 ]] || return 1 # to open a pipe would wait for a writer, for ever
   while IFS= read -r line || [[ -n $line ]]; do
     gs_trim "${line%%#*}"
@@ -45,20 +60,31 @@ gs_parse_conf() {
     [[ $line == *=* ]] || { bad=1; continue; }
     gs_trim "${line%%=*}"
     key=${gs_trimmed,,}
-    gs_trim "${line#*=}"
-    value=$gs_trimmed
-    [[ $key =~ ^[a-z]+$ && $GS_KEYS == *" $key "* && $gs_seen != *" $key "* ]] || { bad=1; continue; }
+    [[ $key =~ ^[a-z]+$ && -n ${GS_KEYS[$key]:-} && $gs_seen != *" $key "* ]] || { bad=1; continue; }
+    read -r place attribute kind _ <<<"${GS_KEYS[$key]}"
+    [[ " $2 " == *" $place "* ]] || continue
     gs_seen+="$key "
-    case $key in
-      partitions) gs_read_names "$value" && gs_partitions=$gs_names || bad=1 ;;
-      statedir) [[ $value == /* ]] && gs_state_dir=$value || bad=1 ;;
-      dcgmjobmappingdir) [[ -z $value || $value == /* ]] && gs_dcgm_dir=$value || bad=1 ;;
-      spooldir) [[ $value == /* ]] && gs_spool_dir=$value || bad=1 ;;
-      slurmuser) [[ -n $value ]] && gs_slurm_user=$value || bad=1 ;;
-      epiloghold) [[ $value =~ ^(0*[01](\.[0-9]*)?|0*2(\.0*)?|\.[0-9]+)$ ]] && gs_hold_s=$value || { gs_hold_s=0 bad=1; } ;;
-      frameworkmemory) [[ ${value,,} == grow || ${value,,} == leave ]] && gs_framework_memory=${value,,} || bad=1 ;;
-    esac
+    [[ $attribute != - ]] || continue
+    gs_trim "${line#*=}"
+    gs_parse_value "$kind" "$gs_trimmed" && printf -v "gs_$attribute" %s "$gs_value" || bad=1
   done <"$1"
+  ((!bad))
+}
+
+# Sets gs_partitions, gs_state_dir and what else the scripts need from gpushare.conf $1 and the file that configure writes
+# beside it. False if there is none, or if one has a mistake: what could be read is then set all the same.
+gs_parse_conf() {
+  local key attribute default bad=0 seen generated=${1%.conf}.generated.conf
+  for key in "${!GS_KEYS[@]}"; do
+    read -r _ attribute _ default <<<"${GS_KEYS[$key]}"
+    [[ $attribute == - ]] || printf -v "gs_$attribute" %s "$default"
+  done
+  gs_parse_file "$1" 'site generated constant' || bad=1
+  seen=$gs_seen
+  if [[ -e $generated ]]; then
+    gs_parse_file "$generated" 'generated constant' && [[ $gs_seen != ' ' ]] || bad=1
+  fi
+  gs_seen=$seen
   ((!bad))
 }
 
@@ -147,16 +173,16 @@ gs_private_lock() {
 # may have added it to some that Slurm does not name (slurm_gpushare/node/dcgm.py). Others' lines stay.
 gs_dcgm() {
   local gpu file line kept found gpus=("${gs_gpus[@]}")
-  [[ -n $gs_dcgm_dir ]] && (umask 022 && mkdir -p "$gs_dcgm_dir") || return 0
-  gs_private_lock "$gs_dcgm_dir/.gpushare.lock"
+  [[ -n $gs_dcgm_job_mapping_dir ]] && (umask 022 && mkdir -p "$gs_dcgm_job_mapping_dir") || return 0
+  gs_private_lock "$gs_dcgm_job_mapping_dir/.gpushare.lock"
   {
     flock -w 0.2 9 || return 0
     if [[ $1 != add ]]; then
       gpus=()
-      for file in "$gs_dcgm_dir"/*; do [[ ${file##*/} =~ ^[0-9]{1,3}$ ]] && gpus+=("${file##*/}"); done
+      for file in "$gs_dcgm_job_mapping_dir"/*; do [[ ${file##*/} =~ ^[0-9]{1,3}$ ]] && gpus+=("${file##*/}"); done
     fi
     for gpu in "${gpus[@]}"; do
-      file=$gs_dcgm_dir/$gpu kept='' found=''
+      file=$gs_dcgm_job_mapping_dir/$gpu kept='' found=''
       if [[ -r $file ]]; then
         while IFS= read -r line || [[ -n $line ]]; do
           [[ $line == "$gs_job" ]] && found=1 && continue
@@ -173,5 +199,5 @@ gs_dcgm() {
         rm -f -- "$file"
       fi
     done
-  } 9>"$gs_dcgm_dir/.gpushare.lock"
+  } 9>"$gs_dcgm_job_mapping_dir/.gpushare.lock"
 }

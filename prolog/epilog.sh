@@ -12,7 +12,7 @@ gs_here=$(readlink -f -- "${BASH_SOURCE[0]}") || exit 0
 main() {
   local pid='' start='' pid_file gpu files=()
   # Without settings too: a sampler that nobody stops would go on until its job's last process is long gone.
-  gs_read_conf || gs_hold_s=0
+  gs_read_conf || gs_epilog_hold_s=0
   gs_read_job || return
   pid_file=$gs_node_dir/jobs/$gs_job
   [[ -r $pid_file ]] && read -r pid start _ <"$pid_file"

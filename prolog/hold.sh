@@ -11,7 +11,7 @@ GS_SHORTEST_HOLD_MS=50
 
 gs_hold_card() {
   local board=$gs_spool_dir/hold hold_ms now_ms begin_ms end_ms beat answered=0 silent
-  gs_to_ms "$gs_hold_s" && ((hold_ms > 0)) || return
+  gs_to_ms "$gs_epilog_hold_s" && ((hold_ms > 0)) || return
   ((hold_ms <= 2000)) || hold_ms=2000
   gs_is_shared_partition && gs_card_is_empty && gs_is_trusted "$board" && gs_is_wanted "$board/helper" || return
   gs_reserve_hold || return

@@ -1,6 +1,6 @@
-"""Write the reference from the code: man pages, docs/commands.md, docs/configuration.md.
+"""Write what is made from the code: man pages, reference pages, and the tables that Lua and shell share with Python.
 
-The commands and their options come from click, the settings from `config.KEYS`. ``--check`` writes nothing and
+The commands and their options come from click, the rest from `slurm_gpushare.protocol`. ``--check`` writes nothing and
 exits 3 where a file is out of date.
 """
 
@@ -15,7 +15,11 @@ from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.main import gpushare
-from slurm_gpushare.protocol.settings import KEYS
+from slurm_gpushare.protocol.comment import LONGEST
+from slurm_gpushare.protocol.release import CAPABILITIES
+from slurm_gpushare.protocol.settings import GENERATED_SUFFIX, KEYS, Key, Place
+from slurm_gpushare.protocol.tag import LETTERS, PREFIX
+from slurm_gpushare.protocol.tokens import OPTIONS, TOKEN_LENGTHS
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = tuple[str, click.Command]
@@ -95,6 +99,17 @@ def man_commands(program: str, one_line: str, see_also: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+SITE, GENERATED, CONSTANT = ([key for key in KEYS if key.place is place] for place in Place)
+HEADINGS = (
+    (SITE, "What a site sets", ""),
+    (GENERATED, "What configure works out",
+     f"'gpushare configure --write' writes these into a file of their own beside gpushare.conf, *{GENERATED_SUFFIX}, "
+     "which nobody edits. In gpushare.conf they count only while that file does not say them, with a warning."),
+    (CONSTANT, "What is the same everywhere",
+     "An older gpushare.conf may have these. Another value than ours is obeyed for two more releases, with a warning."),
+)  # fmt: skip
+
+
 def man_configuration() -> str:
     lines = [
         f'.TH GPUSHARE.CONF 5 "" "slurm-gpushare {__version__}" "File Formats"',
@@ -105,13 +120,14 @@ def man_configuration() -> str:
         ".I Key=Value",
         "a line, beside slurm.conf; keys are case\\-insensitive, # starts a comment, an unknown key is an error.",
         "The submit hook notices a changed file by itself; the helper does so too, within a tick.",
-        ".SH KEYS",
     ]
-    for key in KEYS:
-        lines += [".TP", f".B {key.name}", roff(key.help)]
-        if key.values:
-            lines.append(f"Values: {roff(', '.join(key.values))}.")
-        lines.append(f"Default: {roff(key.default) or 'none'}.")
+    for keys, heading, note in HEADINGS:
+        lines += [f".SH {heading.upper()}", *([roff(note)] if note else [])]
+        for key in keys:
+            lines += [".TP", f".B {key.name}", roff(key.help)]
+            if key.values:
+                lines.append(f"Values: {roff(', '.join(key.values))}.")
+            lines.append(f"Default: {roff(key.default) or 'none'}.")
     lines += [".SH SEE ALSO", ".BR gpushare (1), slurm.conf (5)"]
     return "\n".join(lines) + "\n"
 
@@ -145,22 +161,81 @@ def page_configuration() -> str:
         "One `Key=Value` a line, beside `slurm.conf` (`GPUSHARE_CONF` overrides). Keys are case-insensitive,\n"
         "`#` starts a comment, an unknown key is an error with its line number.\n"
     )
-    parts.append("| key | default | values | meaning |\n|---|---|---|---|")
-    parts += [
-        f"| `{key.name}` | {f'`{key.default}`' if key.default else 'none'} "
-        f"| {', '.join(f'`{value}`' for value in key.values)} | {cell(key.help)} |"
-        for key in KEYS
-    ]
-    return "\n".join(parts) + "\n"
+    for keys, heading, note in HEADINGS:
+        parts.append(f"## {heading}\n" + (f"\n{note}\n" if note else ""))
+        parts.append("| key | default | values | meaning |\n|---|---|---|---|")
+        parts += [
+            f"| `{key.name}` | {f'`{key.default}`' if key.default else 'none'} "
+            f"| {', '.join(f'`{value}`' for value in key.values)} | {cell(key.help)} |"
+            for key in keys
+        ]
+        parts.append("")
+    return "\n".join(parts)
 
 
 def example_configuration() -> str:
-    """Every key at its default, commented out."""
+    """Every key that a site may set at its default, commented out."""
     lines = ["# gpushare.conf, beside slurm.conf. 'gpushare configure --write' makes one for your site.", ""]
-    for key in KEYS:
+    for key in SITE:
         values = f" One of: {', '.join(key.values)}." if key.values else ""
         lines += [f"# {key.help}{values}", f"#{key.name}={key.default}", ""]
     return "\n".join(lines)
+
+
+MADE = "Written by scripts/make_reference.py from slurm_gpushare/protocol/: edit there, then run 'make reference'."
+
+
+def lua(value: object) -> str:
+    """A value as Lua source."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {lua(item)}" for name, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "{ " + ", ".join(map(lua, value)) + " }"
+    if isinstance(value, bool | int):
+        return str(value).lower()
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def lua_key(key: Key) -> str:
+    about = {"attribute": key.attribute, "kind": key.kind.name, "default": key.default, "bounds": key.kind.bounds}
+    return lua({name: value for name, value in about.items() if value != ()})
+
+
+def lua_protocol() -> str:
+    """The module that the hook and the client filter read everything from that Python knows too."""
+    tables: dict[str, dict[str, str]] = {
+        "KEYS": {key.name.lower(): lua_key(key) for key in KEYS if key.hook},
+        "PLACES": {key.name.lower(): lua(key.place.value) for key in KEYS},
+        "SINCE": {name: lua(capability.since.number) for name, capability in CAPABILITIES.items()},
+        "LETTERS": {attribute: lua(letter) for attribute, letter in LETTERS.items()},
+        "OPTIONS": dict.fromkeys(OPTIONS, "true"),
+    }
+    values = {"PREFIX": PREFIX, "LONGEST": LONGEST, "TOKEN_MIN": TOKEN_LENGTHS[0], "TOKEN_MAX": TOKEN_LENGTHS[1]}
+    parts = [f"-- {MADE}\n", "local M = {}\n"]
+    parts += [f"M.{name} = {lua(value)}" for name, value in values.items()]
+    for table, rows in tables.items():
+        parts += ["", f"M.{table} = {{", *(f"  {name} = {text}," for name, text in rows.items()), "}"]
+    return "\n".join([*parts, "", "return M", ""])
+
+
+def shell_key(key: Key) -> str:
+    about = f"{key.attribute} {':'.join((key.kind.name, *key.kind.bounds))}" if key.node else "- -"
+    return f"  [{key.name.lower()}]='{key.place} {about} {key.default if key.node else ''}'"
+
+
+def shell_protocol() -> str:
+    """What common.sh and the task prolog know of settings and releases."""
+    return "\n".join([
+        f"# {MADE}",
+        "# shellcheck shell=bash disable=SC2034",
+        "",
+        "# Key -> place, attribute, kind of value, default; \"-\" where no script of a node needs it.",
+        "declare -gA GS_KEYS=(",
+        *map(shell_key, KEYS),
+        ")",
+        *(f"GS_{name.upper()}={capability.since.number}" for name, capability in CAPABILITIES.items()),
+        "",
+    ])  # fmt: skip
 
 
 def main() -> None:
@@ -178,6 +253,8 @@ def main() -> None:
         "docs/lab-commands.md": page_commands("gpushare-lab", "Commands of the lab"),
         "docs/configuration.md": page_configuration(),
         "share/examples/gpushare.conf": example_configuration(),
+        "lua_bridge/gpushare_protocol.lua": lua_protocol(),
+        "prolog/protocol.sh": shell_protocol(),
     }
     stale = [name for name, text in files.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:

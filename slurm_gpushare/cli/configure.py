@@ -15,7 +15,7 @@ from slurm_gpushare.protocol.errors import BadInput, ConfigError, SlurmError
 from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.site.configure import SUBMIT_BESIDE, FileKind, Install, Piece, choose, pieces
-from slurm_gpushare.site.current_setup import collect
+from slurm_gpushare.site.current_setup import GENERATED, collect
 from slurm_gpushare.site.units import unit_pieces, unit_site
 from slurm_gpushare.site.write_files import undo, write, writes
 from slurm_gpushare.slurm.interface import connect
@@ -50,8 +50,9 @@ def configure(
 
     Reads the site from Slurm and changes nothing in it. With --write the files of our own are written under a
     directory, and lines for files that the site keeps itself beside them as NAME.gpushare; a diff comes first.
-    gpushare.conf keeps what the site has set: only keys that are worked out here change, in place. --undo puts every
-    file back as it was before the first --write.
+    gpushare.conf keeps what the site has set: only keys that are worked out here change, in place. What Slurm says of
+    itself goes into a file beside it that nobody edits: after an upgrade of Slurm run this again, until then no job is
+    converted. --undo puts every file back as it was before the first --write.
     """
     if undone is not None:
         if target is not None:
@@ -66,7 +67,7 @@ def configure(
     install = Install(Path(sys.executable), resource_dir("lua_bridge"), resource_dir("prolog"))
     found = pieces(facts, choice, install)
     _warn_of_mistakes(found)
-    settings = next(piece.text for piece in found if piece.name == "gpushare.conf")
+    settings = "".join(piece.text for piece in found if piece.name in ("gpushare.conf", GENERATED))
     found += unit_pieces(unit_site(facts, Path(sys.argv[0]).resolve(), settings, shutil.which("scontrol")))
     if as_json:
         echo_json([{"name": p.name, "kind": p.kind.value, "text": p.text} for p in found])
@@ -83,7 +84,8 @@ def _warn_of_mistakes(found: Iterable[Piece]) -> None:
     for piece in found:
         if piece.name == "gpushare.conf":
             try:
-                parse_config(piece.text)
+                for line in parse_config(piece.text).warnings:
+                    warn(f"{line}.")
             except ConfigError as error:
                 warn(f"{error.what}. It stays as you wrote it; the last good settings are in force until it is mended.")
 

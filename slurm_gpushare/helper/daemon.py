@@ -21,7 +21,8 @@ from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.helper.tick import Helper, TickReport
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError
 from slurm_gpushare.protocol.files import hand_over
-from slurm_gpushare.protocol.settings import Config, load_config
+from slurm_gpushare.protocol.release import is_stale
+from slurm_gpushare.protocol.settings import Config, generated_path, load_config
 from slurm_gpushare.protocol.settings_in_force import remember
 from slurm_gpushare.slurm.configuration import SlurmUser, completing_stops_everybody, missing_for_gangs, slurm_user
 from slurm_gpushare.slurm.interface import Slurm
@@ -87,6 +88,8 @@ class Daemon:
             changed = any(summary.counts.values())
         if self._ticks == 0 and not self._dry_run:
             self._check_slurm(self._slurm.config())
+        if self._slurm_was_replaced():
+            changed = True
         if changed or self._ticks == 0:
             with self._helper.lock:
                 self._knowledge.catch_up()
@@ -180,6 +183,17 @@ class Daemon:
             why = f"SelectTypeParameters lacks {', '.join(missing)}" if missing else f"Slurm {self._slurm.release}"
             log.warning("gangs", error=f"{why}: jobs that want a whole node run as written")
 
+    def _slurm_was_replaced(self) -> bool:
+        """Tells the hook where configure knew another Slurm than the one that runs. Whether that is news."""
+        stale = is_stale(self._config.slurm_version, self._slurm.release)
+        if stale == self._hook_file.stale:
+            return False
+        self._hook_file.stale = stale
+        if stale:
+            log.warning("slurm-version", configured=self._config.slurm_version, running=self._slurm.release,
+                        hint="No job is converted until 'gpushare configure --write' has run again.")  # fmt: skip
+        return True
+
     def _answer_holds(self, slurm_conf: Mapping[str, str]) -> None:
         """Start to answer the nodes' holds, where there are any; without Slurm's configuration only stop it."""
         if self._answerer is not None:
@@ -270,13 +284,16 @@ def collect_seldom() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
-def _stamp(path: Path | None) -> tuple[int, int, int] | None:
-    """What changes when a file does; None where there is none."""
-    try:
-        about = path.stat() if path else None
-    except OSError:
-        about = None
-    return (about.st_mtime_ns, about.st_size, about.st_ino) if about else None
+def _stamp(path: Path | None) -> list[tuple[int, int, int] | None]:
+    """What changes when gpushare.conf or the file beside it does; None for one that is not there."""
+    found: list[tuple[int, int, int] | None] = []
+    for file in (path, generated_path(path)) if path else ():
+        try:
+            about = file.stat()
+            found.append((about.st_mtime_ns, about.st_size, about.st_ino))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _latest_first(job: Job) -> tuple[int, int]:

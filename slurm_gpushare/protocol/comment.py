@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from slurm_gpushare.protocol.tokens import OPTION, TOKEN
 
-LONGEST = 1024  # Slurm accepts no longer comment
+LONGEST = 1024
+"""Slurm accepts no longer comment, and no longer text in most fields of a job."""
 
 _OURS = re.compile(r"gpushare(?:[:=]([^,]*)(.*))?", re.ASCII | re.IGNORECASE)
 _MAX = re.compile(r"max=(\d{1,3})%?", re.ASCII | re.IGNORECASE)

@@ -1,4 +1,7 @@
-"""Which Slurm this is, and what that means for sharing."""
+"""Which Slurm this is, and what that means for sharing: the one place that compares releases.
+
+The hook and the task prolog get `CAPABILITIES` as numbers (scripts/make_reference.py).
+"""
 
 from __future__ import annotations
 
@@ -22,22 +25,50 @@ class Release:
         return f"{self.year}.{self.month:02d}.{self.patch}"
 
     @property
+    def number(self) -> int:
+        """22.05.8 as 220508: how Lua and shell compare releases."""
+        return self.year * 10_000 + self.month * 100 + self.patch
+
+    @property
     def counts_shards_per_gpu(self) -> bool:
-        """Whether a node's GresUsed tells the shards in use of each GPU; before, it counts GPUs."""
-        return self >= Release(23, 11, 2)
+        return self >= CAPABILITIES["counts_shards_per_gpu"].since
 
     @property
     def gpu_becomes_shard(self) -> bool:
-        """Whether a pending job's ``gpu:1`` may be updated to shards; else it must be typed shards from the start.
-
-        From 23.02.6 an update starts from an empty list of GRES (read in Slurm's source; tried on 24.11 and 26.05).
-        """
-        return self >= Release(23, 2, 6)
+        return self >= CAPABILITIES["gpu_becomes_shard"].since
 
     @property
     def keeps_whole_gpus_apart(self) -> bool:
-        """Before 23.11.5 a ``gpu:`` job may start beside the survivor of two sharers."""
-        return self >= Release(23, 11, 5)
+        return self >= CAPABILITIES["keeps_whole_gpus_apart"].since
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What Slurm can do from a release on."""
+
+    since: Release
+    what: str
+
+
+CAPABILITIES = {
+    "explains_refusals": Capability(
+        Release(23, 2), "A refused change may say why; before, Slurm drops a message that comes with an error."
+    ),
+    "gpu_becomes_shard": Capability(
+        Release(23, 2, 6),
+        "A pending job's gpu:1 may be updated to shards, and untyped shards to typed ones: updates start from an empty "
+        "list of GRES (read in Slurm's source; tried on 24.11 and 26.05). Before, it has typed shards from the start.",
+    ),
+    "writes_gres_with_slash": Capability(Release(23, 11), "Requests are written gres/gpu:1; before, gres:gpu:1."),
+    "counts_shards_per_gpu": Capability(
+        Release(23, 11, 2), "A node's GresUsed tells the shards in use of each GPU; before, it counts GPUs."
+    ),
+    "keeps_whole_gpus_apart": Capability(
+        Release(23, 11, 5),
+        "A whole-GPU job never starts beside a sharer that has lost its neighbour; before, single GPUs must be asked "
+        "for as all shards of one.",
+    ),
+}
 
 
 def parse_release(version: str) -> Release:
@@ -46,3 +77,17 @@ def parse_release(version: str) -> Release:
     if found is None:
         raise SlurmError(f"'{version.strip()}' is not a Slurm version")
     return Release(int(found[1]), int(found[2]), int(found[3] or 0))
+
+
+def is_stale(generated: str, release: Release) -> bool:
+    """Whether the SlurmVersion that ``configure`` wrote down is another release than the one that runs.
+
+    The hook writes requests as that release understands them, so nothing may be converted before configure
+    has run again. A site that never had configure work it out (an empty value) is taken to be recent, as ever.
+    """
+    if not generated:
+        return False
+    try:
+        return parse_release(generated) != release
+    except SlurmError:
+        return True

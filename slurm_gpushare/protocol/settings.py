@@ -1,7 +1,8 @@
-"""gpushare.conf: the site's settings, in Slurm's own ``Key=Value`` style.
+"""gpushare.conf: the site's settings, in Slurm's own ``Key=Value`` style, and what ``gpushare configure`` works out.
 
-`KEYS` is the single list of what may be set: the parser, the documentation and the man page
-read it. The Lua hook reads the same file and takes the few keys it needs.
+The fields of `Config` are the single list of what may be set. The parser here, the tables that the hook (Lua) and the
+prolog (shell) read the same files by, the man page and docs/configuration.md are all made from it
+(scripts/make_reference.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slurm_gpushare.protocol.errors import ConfigError
 
 DEFAULT_PATH = Path("/etc/slurm/gpushare.conf")
+GENERATED_SUFFIX = ".generated.conf"
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -27,6 +31,27 @@ def config_path(environ: Mapping[str, str] = os.environ) -> Path:
     if slurm_conf := environ.get("SLURM_CONF"):
         return Path(slurm_conf).with_name("gpushare.conf")
     return DEFAULT_PATH
+
+
+def generated_path(path: Path) -> Path:
+    """The file beside gpushare.conf that ``configure`` writes and nobody edits."""
+    return path.with_name(path.name.removesuffix(".conf") + GENERATED_SUFFIX)
+
+
+_BLANK = " \t\r"
+"""What separates words; the hook and the prolog, which read the same files, know no other."""
+_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a key's value looks like. The Lua and the shell reader have a parser for each `name` that they meet."""
+
+    name: str
+    parse: Callable[[str], Any]
+    """Raises ValueError with the end of a sentence."""
+    bounds: tuple[str, ...] = ()
+    """Lowest and highest number, or the words that there are."""
 
 
 def _text(value: str) -> str:
@@ -40,14 +65,6 @@ def _path(value: str) -> Path:
     if not path.is_absolute():
         raise ValueError("must be an absolute path")
     return path
-
-
-def _optional_path(value: str) -> Path | None:
-    return _path(value) if value else None
-
-
-_BLANK = " \t\r"
-"""What separates words; the hook and the prolog, which read the same file, know no other."""
 
 
 def _names(value: str) -> tuple[str, ...]:
@@ -64,50 +81,8 @@ def _models(value: str) -> tuple[str, ...]:
     return names
 
 
-def _whole(value: str) -> bool:
+def _is_whole(value: str) -> bool:
     return value.isascii() and value.isdecimal()
-
-
-def _yes_no(value: str) -> bool:
-    lowered = value.lower()
-    if lowered not in {"yes", "no"}:
-        raise ValueError("must be yes or no")
-    return lowered == "yes"
-
-
-class _Choice:
-    """One of a few words; the documentation lists them."""
-
-    def __init__(self, *allowed: str) -> None:
-        self.allowed = allowed
-
-    def __call__(self, value: str) -> str:
-        lowered = value.lower()
-        if lowered not in self.allowed:
-            raise ValueError(f"must be one of {', '.join(self.allowed)}")
-        return lowered
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        if not _whole(value) or not low <= int(value) <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
-        return int(value)
-
-    return parse
-
-
-_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(value: str) -> float:
-        number = float(value) if _NUMBER.fullmatch(value) else float("nan")
-        if not low <= number <= high:
-            raise ValueError(f"must be a number from {low:g} to {high:g}")
-        return number
-
-    return parse
 
 
 def _per_partition(value: str) -> Mapping[str, int]:
@@ -115,28 +90,82 @@ def _per_partition(value: str) -> Mapping[str, int]:
     result: dict[str, int] = {}
     for item in _names(value):
         name, _, number = item.rpartition(":")
-        if not name or not _whole(number):
+        if not name or not _is_whole(number):
             raise ValueError("must be PARTITION:NUMBER[,PARTITION:NUMBER...]")
         result[name] = int(number)
     return result
 
 
-@dataclass(frozen=True)
+def _one_of(allowed: tuple[str, ...], value: str) -> str:
+    if value.lower() not in allowed:
+        raise ValueError(f"must be one of {', '.join(allowed)}")
+    return value.lower()
+
+
+def _whole_from(low: int, high: int, value: str) -> int:
+    if not _is_whole(value) or not low <= int(value) <= high:
+        raise ValueError(f"must be a whole number from {low} to {high}")
+    return int(value)
+
+
+def _number_from(low: float, high: float, value: str) -> float:
+    number = float(value) if _NUMBER.fullmatch(value) else float("nan")
+    if not low <= number <= high:
+        raise ValueError(f"must be a number from {low:g} to {high:g}")
+    return number
+
+
+def _choice(*allowed: str) -> Kind:
+    return Kind("choice", partial(_one_of, allowed), allowed)
+
+
+def _whole(low: int, high: int) -> Kind:
+    return Kind("whole", partial(_whole_from, low, high), (str(low), str(high)))
+
+
+def _number(low: float, high: float) -> Kind:
+    return Kind("number", partial(_number_from, low, high), (f"{low:g}", f"{high:g}"))
+
+
+_TEXT, _NAMES, _MODELS, _PATH = Kind("text", _text), Kind("names", _names), Kind("models", _models), Kind("path", _path)
+_OPTIONAL_PATH = Kind("optional_path", lambda value: _path(value) if value else None)
+_PER_PARTITION, _VERSION = Kind("per_partition", _per_partition), Kind("version", str)
+_YES_NO = Kind("choice", lambda value: _one_of(("yes", "no"), value) == "yes", ("yes", "no"))
+
+
+class Place(StrEnum):
+    """Where a key belongs."""
+
+    SITE = "site"  # gpushare.conf
+    GENERATED = "generated"  # the file that configure writes; in gpushare.conf it counts while that file is silent
+    CONSTANT = "constant"  # nowhere: another value than ours is obeyed for two more releases, and said
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """One setting: how it is written, what it becomes, what it means."""
 
     name: str
-    attribute: str
-    parse: Callable[[str], Any]
+    kind: Kind
     default: str
     help: str
+    place: Place
+    hook: bool
+    """Whether slurmctld's hook needs it."""
+    node: bool
+    """Whether the scripts of the compute node need it."""
+    attribute: str = ""
 
     @property
     def values(self) -> tuple[str, ...]:
         """The words that it may be set to; none where it takes any text or number."""
-        if self.parse is _yes_no:
-            return ("yes", "no")
-        return self.parse.allowed if isinstance(self.parse, _Choice) else ()
+        return self.kind.bounds if self.kind.name == "choice" else ()
+
+
+def _key(
+    name: str, kind: Kind, default: str, *, help: str, place: Place = Place.SITE, hook: bool = False, node: bool = False
+) -> Any:
+    return field(metadata={"key": Key(name, kind, default, help, place, hook, node)})
 
 
 POLICIES = ("gpushare", "paper", "fcfs", "random", "shadow", "off")
@@ -144,124 +173,97 @@ POLICIES = ("gpushare", "paper", "fcfs", "random", "shadow", "off")
 PLACES_NOBODY = frozenset({"shadow", "off"})
 """Policies under which no job is given a card."""
 
-KEYS: tuple[Key, ...] = (
-    Key("Partitions", "partitions", _names, "", "Partitions whose jobs may share GPUs. Empty: none."),
-    Key("ShardsPerGpu", "shards_per_gpu", _integer(2, 64), "2",
-        "Shards that gres.conf gives each GPU. Two jobs share a card whatever the number; all shards of a GPU are the whole card."),
-    Key("GpuModel", "gpu_models", _models, "v100",
-        "The site's name of the shared GPUs: a node feature, and the start of each index's GRES type (v100_0, v100_1, ...). Several models, separated by commas, share each for itself, with its own knowledge."),
-    Key("GpusPerNode", "gpus_per_node", _integer(1, 64), "4", "GPUs on a shared node."),
-    Key("SlurmVersion", "slurm_version", str, "",
-        "Release of slurmctld, as sinfo -V prints it (22.05.8). The hook needs it, since Lua cannot ask; configure writes it."),
-    Key("DefCpuPerGpu", "def_cpu_per_gpu", _per_partition, "",
-        "The partitions' DefCpuPerGPU (gpu:8,debug:4). Shards do not inherit it, so the hook asks for those CPUs itself."),
-    Key("DefMemPerGpu", "def_mem_per_gpu_mib", _per_partition, "",
-        "The partitions' DefMemPerGPU in MiB (gpu:16000). Shards do not inherit it either."),
-    Key("StoreUrl", "store_url", _text, "sqlite:////var/lib/gpushare/store.sqlite",
-        "SQLAlchemy URL of the store: an SQLite file on the controller, or mysql+pymysql://... where controllers are several. file:PATH: the URL, with its password, is in that file."),
-    Key("HookFile", "hook_file", _path, "/var/lib/gpushare/hook.sqlite",
-        "The small SQLite file that the submit hook reads. The helper keeps it up to date."),
-    Key("SpoolDir", "spool_dir", _path, "/var/spool/gpushare",
-        "Where compute nodes leave telemetry records for the helper: on a file system that nodes and controller share."),
-    Key("RecordsTo", "records_to", _Choice("spool", "store"), "spool",
-        "Where nodes leave records: in SpoolDir, or straight in the database of StoreUrl where no file system is shared."),
-    Key("MungeSocket", "munge_socket", _optional_path, "",
-        "Socket of munged, by whose credentials records prove who made them. Empty: munge's own default."),
-    Key("SlurmUser", "slurm_user", _text, "slurm",
-        "SlurmUser of slurm.conf (or its uid), who runs the helper. Nodes hold cards for nobody else."),
-    Key("NodeUsers", "node_users", _names, "root",
-        "Users (or uids) whose records speak for a node: root, and SlurmdUser where it is another."),
-    Key("StateDir", "state_dir", _path, "/run/gpushare",
-        "Local directory of the helper's lock and of each node's samplers."),
-    Key("PublicDir", "public_dir", _path, "/var/spool/gpushare/public",
-        "Where the helper tells users about their jobs: a directory that only SlurmUser writes and everybody reads, also on login nodes."),
-    Key("DcgmJobMappingDir", "dcgm_job_mapping_dir", _optional_path, "",
-        "Directory of DCGM's job mapping files (DCGM_HPC_JOB_MAPPING_DIR). Empty: not written."),
-    Key("SampleSeconds", "sample_s", _number(0.05, 60), "0.5", "Time between two telemetry samples."),
-    Key("InterimSeconds", "interim_s", _number(1, 3600), "30", "Time between two interim records of a running job."),
-    Key("ProbeSeconds", "probe_s", _number(1, 604800), "3600",
-        "Longest time that a profile covers if the job does not tell the end of its first epoch."),
-    Key("Backend", "backend", _Choice("commands", "auto", "pyslurm"), "commands",
-        "How the helper reads the queue: Slurm's commands, or pyslurm (GPL-2.0, an extra, Slurm 25.11 only). auto takes pyslurm where it fits."),
-    Key("LeaseSeconds", "lease_s", _integer(1, 600), "30",
-        "Longest time that a submitted job waits for the helper before Slurm may start it as it was asked for."),
-    Key("TickSeconds", "tick_s", _number(0.2, 600), "5", "Time between two looks of the helper at the queue."),
-    Key("EpilogHold", "epilog_hold_s", _number(0, 2), "1",
-        "Longest time that an epilog keeps a card which has just become empty, so that the helper decides who gets it. 0: none."),
-    Key("KeepDays", "keep_days", _integer(7, 36500), "365",
-        "How long the store remembers runs, decisions and observations, and tokens that nobody uses; once a day the helper forgets what is older."),
-    Key("HeartbeatSeconds", "heartbeat_s", _integer(5, 3600), "60",
-        "Age of the helper's heartbeat from which the hook and the watchdog take it for dead, and users' commands what it published for old."),
-    Key("Policy", "policy", _Choice(*POLICIES), "gpushare",
-        "Who shares with whom. gpushare: who loses least by it; paper: clusters that complement each other; fcfs: the first that fits; random: any that fits; shadow: nobody, but everything is planned and recorded as with gpushare, and the report says what it would have done; off: nobody."),
-    Key("Objective", "objective", _Choice("completion", "saving"), "completion",
-        "What the policy gpushare aims at: least total completion time, or most GPU time saved (jobs then share also while GPUs are idle)."),
-    Key("ShareAcross", "share_across", _Choice("any", "account", "user"), "any",
-        "Whose jobs may sit beside each other: anybody's who opted in, one account's, or one user's."),
-    Key("ShareGangs", "share_gangs", _yes_no, "no",
-        "Whether two jobs that each ask for all GPUs of a node may share that node. Needs Slurm 23.11.5 or newer, and MULTIPLE_SHARING_GRES_PJ and ONE_TASK_PER_SHARING_GRES in SelectTypeParameters; without them such jobs run as written."),
-    Key("ResidentBudget", "resident_budget_pct", _number(0, 1000), "25",
-        "Most that all guests together may lengthen the whole run of the job that had the GPU first, in per cent."),
-    Key("GuestCap", "guest_cap_pct", _number(0, 1000), "50",
-        "Most that a job is slowed which joins another on its GPU, in per cent."),
-    Key("MemoryHeadroom", "memory_headroom_pct", _number(0, 50), "5",
-        "GPU memory that must stay free beside both jobs' peaks, in per cent of the card."),
-    Key("ExtendTimeLimit", "extend_time_limit", _yes_no, "yes",
-        "Whether the helper adds what sharing cost a job, as measured, to its time limit: nobody dies of sharing."),
-    Key("FrameworkMemory", "framework_memory", _Choice("grow", "leave"), "grow",
-        "Whether jobs with a token get TF_FORCE_GPU_ALLOW_GROWTH=true and XLA_PYTHON_CLIENT_PREALLOCATE=false, unless they set these themselves."),
-    Key("OnSlowdown", "on_slowdown", _Choice("pause", "requeue", "report"), "pause",
-        "What happens when a resident's promise is about to be broken: pause who came last, requeue it where its owner has agreed, or only report it."),
-    Key("PauseMost", "pause_most_pct", _number(0, 100), "25",
-        "Most that a job is paused in all, in per cent of its time limit, or of its expected run where it has none."),
-    Key("RawShards", "raw_shards", _Choice("deny", "allow"), "deny",
-        "Whether users may ask for shards by hand on the shared partitions. deny: such a job is refused with one line; allow: Slurm decides."),
-)  # fmt: skip
 
-
+# fmt: off
 @dataclass(frozen=True)
 class Config:
-    """The settings in force; one attribute for each entry of `KEYS`."""
+    """The settings in force."""
 
-    partitions: tuple[str, ...]
-    shards_per_gpu: int
-    gpu_models: tuple[str, ...]
-    gpus_per_node: int
-    slurm_version: str
-    def_cpu_per_gpu: Mapping[str, int]
-    def_mem_per_gpu_mib: Mapping[str, int]
-    store_url: str
-    hook_file: Path
-    spool_dir: Path
-    records_to: str
-    munge_socket: Path | None
-    slurm_user: str
-    node_users: tuple[str, ...]
-    state_dir: Path
-    public_dir: Path
-    dcgm_job_mapping_dir: Path | None
-    sample_s: float
-    interim_s: float
-    probe_s: float
-    backend: str
-    lease_s: int
-    tick_s: float
-    epilog_hold_s: float
-    keep_days: int
-    heartbeat_s: int
-    policy: str
-    objective: str
-    share_across: str
-    share_gangs: bool
-    resident_budget_pct: float
-    guest_cap_pct: float
-    memory_headroom_pct: float
-    extend_time_limit: bool
-    framework_memory: str
-    on_slowdown: str
-    pause_most_pct: float
-    raw_shards: str
+    partitions: tuple[str, ...] = _key("Partitions", _NAMES, "", hook=True, node=True, help=
+        "Partitions whose jobs may share GPUs. Empty: none.")
+    shards_per_gpu: int = _key("ShardsPerGpu", _whole(2, 64), "2", hook=True, help=
+        "Shards that gres.conf gives each GPU. Two jobs share a card whatever the number; all shards of a GPU are the whole card.")
+    gpu_models: tuple[str, ...] = _key("GpuModel", _MODELS, "v100", hook=True, help=
+        "The site's name of the shared GPUs: a node feature, and the start of each index's GRES type (v100_0, v100_1, ...). Several models, separated by commas, share each for itself, with its own knowledge.")
+    store_url: str = _key("StoreUrl", _TEXT, "sqlite:////var/lib/gpushare/store.sqlite", help=
+        "SQLAlchemy URL of the store: an SQLite file on the controller, or mysql+pymysql://... where controllers are several. file:PATH: the URL, with its password, is in that file.")
+    hook_file: Path = _key("HookFile", _PATH, "/var/lib/gpushare/hook.sqlite", hook=True, help=
+        "The small SQLite file that the submit hook reads. The helper keeps it up to date.")
+    spool_dir: Path = _key("SpoolDir", _PATH, "/var/spool/gpushare", node=True, help=
+        "Where compute nodes leave telemetry records for the helper: on a file system that nodes and controller share.")
+    records_to: str = _key("RecordsTo", _choice("spool", "store"), "spool", help=
+        "Where nodes leave records: in SpoolDir, or straight in the database of StoreUrl where no file system is shared.")
+    public_dir: Path = _key("PublicDir", _PATH, "/var/spool/gpushare/public", help=
+        "Where the helper tells users about their jobs: a directory that only SlurmUser writes and everybody reads, also on login nodes.")
+    dcgm_job_mapping_dir: Path | None = _key("DcgmJobMappingDir", _OPTIONAL_PATH, "", node=True, help=
+        "Directory of DCGM's job mapping files (DCGM_HPC_JOB_MAPPING_DIR). Empty: not written.")
+    probe_s: float = _key("ProbeSeconds", _number(1, 604800), "3600", help=
+        "Longest time that a profile covers if the job does not tell the end of its first epoch.")
+    backend: str = _key("Backend", _choice("commands", "auto", "pyslurm"), "commands", help=
+        "How the helper reads the queue: Slurm's commands, or pyslurm (GPL-2.0, an extra, Slurm 25.11 only). auto takes pyslurm where it fits.")
+    lease_s: int = _key("LeaseSeconds", _whole(1, 600), "30", hook=True, help=
+        "Longest time that a submitted job waits for the helper before Slurm may start it as it was asked for.")
+    tick_s: float = _key("TickSeconds", _number(0.2, 600), "5", help=
+        "Time between two looks of the helper at the queue.")
+    epilog_hold_s: float = _key("EpilogHold", _number(0, 2), "1", node=True, help=
+        "Longest time that an epilog keeps a card which has just become empty, so that the helper decides who gets it. 0: none.")
+    keep_days: int = _key("KeepDays", _whole(7, 36500), "365", help=
+        "How long the store remembers runs, decisions and observations, and tokens that nobody uses; once a day the helper forgets what is older.")
+    policy: str = _key("Policy", _choice(*POLICIES), "gpushare", hook=True, help=
+        "Who shares with whom. gpushare: who loses least by it; paper: clusters that complement each other; fcfs: the first that fits; random: any that fits; shadow: nobody, but everything is planned and recorded as with gpushare, and the report says what it would have done; off: nobody.")
+    objective: str = _key("Objective", _choice("completion", "saving"), "completion", help=
+        "What the policy gpushare aims at: least total completion time, or most GPU time saved (jobs then share also while GPUs are idle).")
+    share_across: str = _key("ShareAcross", _choice("any", "account", "user"), "any", help=
+        "Whose jobs may sit beside each other: anybody's who opted in, one account's, or one user's.")
+    share_gangs: bool = _key("ShareGangs", _YES_NO, "no", hook=True, help=
+        "Whether two jobs that each ask for all GPUs of a node may share that node. Needs Slurm 23.11.5 or newer, and MULTIPLE_SHARING_GRES_PJ and ONE_TASK_PER_SHARING_GRES in SelectTypeParameters; without them such jobs run as written.")
+    resident_budget_pct: float = _key("ResidentBudget", _number(0, 1000), "25", help=
+        "Most that all guests together may lengthen the whole run of the job that had the GPU first, in per cent.")
+    guest_cap_pct: float = _key("GuestCap", _number(0, 1000), "50", help=
+        "Most that a job is slowed which joins another on its GPU, in per cent.")
+    extend_time_limit: bool = _key("ExtendTimeLimit", _YES_NO, "yes", help=
+        "Whether the helper adds what sharing cost a job, as measured, to its time limit: nobody dies of sharing.")
+    framework_memory: str = _key("FrameworkMemory", _choice("grow", "leave"), "grow", node=True, help=
+        "Whether jobs with a token get TF_FORCE_GPU_ALLOW_GROWTH=true and XLA_PYTHON_CLIENT_PREALLOCATE=false, unless they set these themselves.")
+    on_slowdown: str = _key("OnSlowdown", _choice("pause", "requeue", "report"), "pause", help=
+        "What happens when a resident's promise is about to be broken: pause who came last, requeue it where its owner has agreed, or only report it.")
+    raw_shards: str = _key("RawShards", _choice("deny", "allow"), "deny", hook=True, help=
+        "Whether users may ask for shards by hand on the shared partitions. deny: such a job is refused with one line; allow: Slurm decides.")
+
+    # What configure works out, in a file of its own.
+    slurm_version: str = _key("SlurmVersion", _VERSION, "", place=Place.GENERATED, hook=True, help=
+        "Release of slurmctld, as sinfo -V prints it (22.05.8). The hook needs it, since Lua cannot ask; while Slurm is another one no job is converted.")
+    gpus_per_node: int = _key("GpusPerNode", _whole(1, 64), "4", place=Place.GENERATED, hook=True, help=
+        "GPUs on a shared node.")
+    def_cpu_per_gpu: Mapping[str, int] = _key("DefCpuPerGpu", _PER_PARTITION, "", place=Place.GENERATED, hook=True, help=
+        "The partitions' DefCpuPerGPU (gpu:8,debug:4). Shards do not inherit it, so the hook asks for those CPUs itself.")
+    def_mem_per_gpu_mib: Mapping[str, int] = _key("DefMemPerGpu", _PER_PARTITION, "", place=Place.GENERATED, hook=True, help=
+        "The partitions' DefMemPerGPU in MiB (gpu:16000). Shards do not inherit it either.")
+    slurm_user: str = _key("SlurmUser", _TEXT, "slurm", place=Place.GENERATED, node=True, help=
+        "SlurmUser of slurm.conf (or its uid), who runs the helper. Nodes hold cards for nobody else.")
+    node_users: tuple[str, ...] = _key("NodeUsers", _NAMES, "root", place=Place.GENERATED, help=
+        "Users (or uids) whose records speak for a node: root and SlurmdUser.")
+    munge_socket: Path | None = _key("MungeSocket", _OPTIONAL_PATH, "", place=Place.GENERATED, help=
+        "Socket of munged, by whose credentials records prove who made them: slurm.conf's AuthInfo. Empty: munge's own default.")
+
+    # What nobody has had to change, and why.
+    state_dir: Path = _key("StateDir", _PATH, "/run/gpushare", place=Place.CONSTANT, node=True, help=
+        "Local directory of the helper's lock and of each node's samplers. Why: /run is what a reboot empties, and is there on every node.")
+    sample_s: float = _key("SampleSeconds", _number(0.05, 60), "0.5", place=Place.CONSTANT, help=
+        "Time between two telemetry samples. Why: NVML's own sample period is a sixth of a second to one second.")
+    interim_s: float = _key("InterimSeconds", _number(1, 3600), "30", place=Place.CONSTANT, help=
+        "Time between two interim records of a running job. Why: that much is lost with a node that dies, and more records would cost and tell nothing.")
+    heartbeat_s: int = _key("HeartbeatSeconds", _whole(5, 3600), "60", place=Place.CONSTANT, hook=True, help=
+        "Age of the helper's heartbeat from which the hook and the watchdog take it for dead, and users' commands what it published for old. Why: a tick takes about one second at 10,000 waiting jobs, and slurmctld is restarted in less.")
+    memory_headroom_pct: float = _key("MemoryHeadroom", _number(0, 50), "5", place=Place.CONSTANT, help=
+        "GPU memory that must stay free beside both jobs' peaks, in per cent of the card. Why: allocators lose to fragments what no measured peak shows.")
+    pause_most_pct: float = _key("PauseMost", _number(0, 100), "25", place=Place.CONSTANT, help=
+        "Most that a job is paused in all, in per cent of its time limit, or of its expected run where it has none. Why: the guest that stands still loses no more than a resident may.")
+
     source: Path | None = field(default=None, compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """Keys that stand where they no longer belong: one sentence each."""
+    # fmt: on
 
     @property
     def store_file(self) -> Path | None:
@@ -279,16 +281,22 @@ class Config:
         return SitePromises(self.resident_budget_pct, self.guest_cap_pct)
 
 
+KEYS: tuple[Key, ...] = tuple(replace(f.metadata["key"], attribute=f.name) for f in fields(Config) if f.metadata)
 _BY_NAME = {key.name.lower(): key for key in KEYS}
 
 
-def parse_config(text: str, source: Path | None = None) -> Config:
-    """Settings from the text of a gpushare.conf; keys are case-insensitive, as in slurm.conf.
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A key as it is written in a file."""
 
-    A file (`source`) without a single setting is a mistake: a full disk or a cut-off copy leaves such files.
-    """
-    where = str(source or "gpushare.conf")
-    given: dict[str, tuple[int, str]] = {}
+    where: str
+    key: Key
+    value: str
+
+
+def _lines(text: str, where: str) -> dict[str, _Line]:
+    """The settings in a text, by the key's name; ConfigError for anything else in it."""
+    found: dict[str, _Line] = {}
     for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.split("#", 1)[0].strip(_BLANK)
         if not line:
@@ -300,42 +308,98 @@ def parse_config(text: str, source: Path | None = None) -> Config:
             raise ConfigError(f"{where}:{number}: '{line}' is not Key=Value", "See gpushare.conf(5) for the keys.")
         if key is None:
             raise ConfigError(f"{where}:{number}: unknown key '{name}'", "See gpushare.conf(5) for the keys.")
-        if key.name in given:
-            raise ConfigError(f"{where}:{number}: {key.name} is set twice", f"Line {given[key.name][0]} has it too.")
-        given[key.name] = (number, value)
+        if key.name in found:
+            first = found[key.name].where.rpartition(":")[2]
+            raise ConfigError(f"{where}:{number}: {key.name} is set twice", f"Line {first} has it too.")
+        found[key.name] = _Line(f"{where}:{number}", key, value)
+    return found
+
+
+def _out_of_place(given: Mapping[str, _Line], generated: Mapping[str, _Line]) -> tuple[str, ...]:
+    """What to say of keys in gpushare.conf that belong elsewhere now."""
+    found = []
+    for name, line in given.items():
+        if line.key.place is Place.GENERATED:
+            place = f"is worked out by 'gpushare configure --write' now, into a file beside it (*{GENERATED_SUFFIX})"
+            found.append(f"{line.where}: {name} {place}; {'this line counts no more' if name in generated else 'obeyed'}")
+        elif line.key.place is Place.CONSTANT:
+            what = "has no effect" if line.value == line.key.default else "is obeyed for two more releases"
+            found.append(f"{line.where}: {name} is {line.key.default} everywhere now; {name}={line.value} {what}")
+    return tuple(found)
+
+
+def parse_config(text: str, source: Path | None = None, generated: str | None = None) -> Config:
+    """Settings from the text of a gpushare.conf and of the generated file; keys are case-insensitive, as in slurm.conf.
+
+    A file (`source`) without a single setting is a mistake: a full disk or a cut-off copy leaves such files. What the
+    generated file says of its own keys counts; what it says of others is passed over.
+    """
+    where = str(source or "gpushare.conf")
+    given = _lines(text, where)
     if source is not None and not given:
         raise ConfigError(f"{where}: there is no setting in it", "Put it back, or write it anew: 'gpushare configure'.")
+    worked_out: Mapping[str, _Line] = {}
+    if generated is not None:
+        beside = str(generated_path(source or Path("gpushare.conf")))
+        worked_out = {n: line for n, line in _lines(generated, beside).items() if line.key.place is not Place.SITE}
+        if not worked_out:
+            raise ConfigError(f"{beside}: there is no setting in it", "Write it anew: 'gpushare configure --write'.")
     values: dict[str, Any] = {}
     for key in KEYS:
-        number, value = given.get(key.name, (0, key.default))
+        line = worked_out.get(key.name) or given.get(key.name) or _Line(where, key, key.default)
         try:
-            values[key.attribute] = key.parse(value)
+            values[key.attribute] = key.kind.parse(line.value)
         except ValueError as why:
-            raise ConfigError(f"{where}:{number}: {key.name}={value} {why}") from None
-    return Config(**values, source=source)
+            raise ConfigError(f"{line.where}: {key.name}={line.value} {why}") from None
+    return Config(**values, source=source, warnings=_out_of_place(given, worked_out))
 
 
 def load_config(path: Path | None = None) -> Config:
-    """The settings of `path`, by default of `config_path()`.
+    """The settings of `path`, by default of `config_path()`, and of the generated file beside it.
 
-    A missing file is an error: nothing is shared by accident.
+    A missing gpushare.conf is an error: nothing is shared by accident.
     """
     path = path or config_path()
     try:
-        if stat.S_ISFIFO(path.stat().st_mode):  # to open it would wait for a writer, for ever
-            raise OSError(errno.EINVAL, "Is a pipe")
-        text = path.read_text(encoding="utf-8")
+        text = _read(path)
     except FileNotFoundError:
         raise ConfigError(
             f"{path}: no such file", "Write one with 'gpushare configure', or point GPUSHARE_CONF at it."
         ) from None
+    return parse_config(text, path, _generated(path))
+
+
+def settings_text(path: Path) -> str:
+    """Both files as one text, which says alone what they say together; OSError, UnicodeDecodeError or ConfigError."""
+    text, generated = path.read_text(encoding="utf-8"), _generated(path)
+    if generated is None:
+        return text
+    worked_out = _lines(generated, "").values()
+    moved = {line.key.name.lower() for line in worked_out if line.key.place is not Place.SITE}
+    kept = [line for line in text.splitlines() if line.partition("=")[0].strip(_BLANK).lower() not in moved]
+    kept += [f"{line.key.name}={line.value}" for line in worked_out if line.key.name.lower() in moved]
+    return "".join(f"{line}\n" for line in kept)
+
+
+def _generated(path: Path) -> str | None:
+    try:
+        return _read(generated_path(path))
+    except FileNotFoundError:
+        return None
+
+
+def _read(path: Path) -> str:
+    """A file's text. FileNotFoundError; ConfigError where it is there and cannot be read."""
+    try:
+        if stat.S_ISFIFO(path.stat().st_mode):  # to open it would wait for a writer, for ever
+            raise OSError(errno.EINVAL, "Is a pipe")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
     except (OSError, UnicodeDecodeError) as why:
         reason = why.strerror if isinstance(why, OSError) else "it is not text in UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason}", "It is a text file of root's, with mode 644.") from why
-    return parse_config(text, path)
 
-
-assert {key.attribute for key in KEYS} == {f.name for f in fields(Config)} - {"source"}
 
 DEFAULTS = parse_config("")
 """What holds where a site says nothing."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slurm_gpushare.protocol.errors import ConfigError
 from slurm_gpushare.protocol.files import hand_over, replace_text
-from slurm_gpushare.protocol.settings import Config, config_path, load_config, parse_config
+from slurm_gpushare.protocol.settings import Config, config_path, load_config, parse_config, settings_text
 
 DEFAULT_PATH = Path("/var/lib/gpushare/gpushare.conf.good")
 _HEADING = "# last good settings of "
@@ -49,10 +49,12 @@ def remember(config: Config) -> None:
         return
     path = last_good_path()
     try:
-        text = f"{_HEADING}{config.source}\n{config.source.read_text(encoding='utf-8')}"
+        text = f"{_HEADING}{config.source}\n{settings_text(config.source)}"
         parse_config(text, config.source)  # the file may have changed since it was read
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             return
+        for warning in config.warnings:
+            _LOG.warning('event=settings warning="%s"', warning)
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         replace_text(path, text, config.source.stat().st_mode & 0o644)  # it may hold the database's password
         hand_over(path)

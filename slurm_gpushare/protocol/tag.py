@@ -2,21 +2,21 @@
 
 The hook (Lua) writes it, the helper rewrites it, sacct keeps it, and ``gpushare release`` undoes us from
 it alone. It is one word, appended to whatever else the comment holds. Users cannot set AdminComment, so
-a tag is never forged.
+a tag is never forged. `LETTERS` is the list of its fields; the hook's is made from it (scripts/make_reference.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 PREFIX = "GS1:"
 
 _TAG = re.compile(r"(?:^|(?<=\s))GS1:(\S*)")
-_KNOWN = ("c", "t", "o", "k", "w", "l", "m", "g", "n", "h", "x", "p", "q", "s", "r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +83,52 @@ class Tag:
         return self.paused_s(now_s) - self.stopped_s(now_s)
 
     def __str__(self) -> str:
-        parts = ["probe"] if self.probe else []
-        values = (
-            ("c", self.cluster),
-            ("t", self.token),
-            ("o", self.original),
-            ("k", self.gang),
-            ("w", self.nodes),
-            ("l", 1 if self.lease else None),
-            ("m", self.max_isd_pct),
-            ("g", self.placed),
-            ("n", self.nice),
-            ("h", 1 if self.successor else None),
-            ("x", self.given_min or None),
-            ("p", self.paused),
-            ("q", self.paused_before_s or None),
-            ("s", self.stopped_before_s or None),
-            ("r", 1 if self.requeue else None),
-            *self.extra.items(),
-        )
-        parts += [f"{name}={value}" for name, value in values if value is not None]
-        return PREFIX + ";".join(parts)
+        values = ((LETTERS[f.name], getattr(self, f.name), f.default) for f in fields(self) if f.name in LETTERS)
+        parts = [f"{letter}={1 if value is True else value}" for letter, value, default in values if value != default]
+        parts += [f"{name}={value}" for name, value in self.extra.items()]
+        return PREFIX + ";".join((["probe"] if self.probe else []) + parts)
 
 
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+def _text(text: str) -> str | None:
+    return text
 
 
-def _signed(text: str | None) -> int | None:
-    digits = (text or "").removeprefix("-")
-    return int(text or "") if digits.isascii() and digits.isdecimal() else None
+def _flag(text: str) -> bool:
+    return text == "1"
 
 
-def _paused(text: str | None) -> Paused | None:
-    since_s = _integer((text or "").removesuffix("s"))
-    return None if since_s is None else Paused(since_s, (text or "").endswith("s"))
+def _integer(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _signed(text: str) -> int | None:
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdecimal() else None
+
+
+def _paused(text: str) -> Paused | None:
+    since_s = _integer(text.removesuffix("s"))
+    return None if since_s is None else Paused(since_s, text.endswith("s"))
+
+
+_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "c": ("cluster", _integer),
+    "t": ("token", _text),
+    "o": ("original", _text),
+    "k": ("gang", _integer),
+    "w": ("nodes", _text),
+    "l": ("lease", _flag),
+    "m": ("max_isd_pct", _integer),
+    "g": ("placed", _text),
+    "n": ("nice", _signed),
+    "h": ("successor", _flag),
+    "x": ("given_min", _integer),
+    "p": ("paused", _paused),
+    "q": ("paused_before_s", _integer),
+    "s": ("stopped_before_s", _integer),
+    "r": ("requeue", _flag),
+}
+LETTERS = {attribute: letter for letter, (attribute, _) in _FIELDS.items()}
 
 
 @lru_cache(maxsize=8192)
@@ -127,26 +138,16 @@ def parse_tag(admin_comment: str) -> Tag | None:
     if found is None:
         return None
     words = found.group(1).split(";")
-    values = dict(word.split("=", 1) for word in words if "=" in word)
-    return Tag(
-        probe="probe" in words,
-        cluster=_integer(values.get("c")),
-        token=values.get("t"),
-        original=values.get("o"),
-        gang=_integer(values.get("k")),
-        nodes=values.get("w"),
-        lease=values.get("l") == "1",
-        max_isd_pct=_integer(values.get("m")),
-        placed=values.get("g"),
-        nice=_signed(values.get("n")),
-        successor=values.get("h") == "1",
-        given_min=_integer(values.get("x")) or 0,
-        paused=_paused(values.get("p")),
-        paused_before_s=_integer(values.get("q")) or 0,
-        stopped_before_s=_integer(values.get("s")) or 0,
-        requeue=values.get("r") == "1",
-        extra=MappingProxyType({name: value for name, value in values.items() if name not in _KNOWN}),
-    )
+    values: dict[str, Any] = {"probe": "probe" in words}
+    extra: dict[str, str] = {}
+    for letter, equals, text in (word.partition("=") for word in words):
+        if letter not in _FIELDS:
+            extra |= {letter: text} if equals else {}
+            continue
+        attribute, parse = _FIELDS[letter]
+        if equals and (value := parse(text)) is not None:
+            values[attribute] = value
+    return Tag(**values, extra=MappingProxyType(extra))
 
 
 def with_tag(admin_comment: str, tag: Tag) -> str:

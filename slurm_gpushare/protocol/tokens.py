@@ -19,10 +19,12 @@ from typing import NamedTuple
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import replace_text
 
-# At least 80 bits: 16 characters of base 32 and up. The hook has the same pattern.
-TOKEN = re.compile(r"gs-[a-z2-7]{16,32}", re.ASCII)
-# A word of a comment that is an option of ours, well written or not. It ends a name (lua_bridge/gpushare_consent.lua).
-OPTION = re.compile(r"(?:max|requeue|cpus)(?:[=:].*)?", re.ASCII | re.IGNORECASE)
+TOKEN_LENGTHS = (16, 32)
+"""Characters of base 32: 80 bits and up."""
+TOKEN = re.compile(rf"gs-[a-z2-7]{{{TOKEN_LENGTHS[0]},{TOKEN_LENGTHS[1]}}}", re.ASCII)
+OPTIONS = ("max", "requeue", "cpus")
+OPTION = re.compile(rf"(?:{'|'.join(OPTIONS)})(?:[=:].*)?", re.ASCII | re.IGNORECASE)
+"""A word of a comment that is an option of ours, well written or not. It ends a name."""
 
 _RANDOM_CHARS = 20  # 100 bits
 _MAX_NAME = 200

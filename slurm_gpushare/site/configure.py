@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices, gpu_count, gpu_types, job_defaults
-from slurm_gpushare.site.site_files import Setting, lua_script, merge_settings, read_settings
+from slurm_gpushare.protocol.settings import KEYS, Place
+from slurm_gpushare.site.current_setup import (
+    GENERATED,
+    Device,
+    SiteSetup,
+    autodetect,
+    devices,
+    gpu_count,
+    gpu_types,
+    job_defaults,
+)
+from slurm_gpushare.site.site_files import Setting, lua_script, merge_settings, read_settings, without_settings
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.configuration import slurm_user
 from slurm_gpushare.slurm.nodes import Node
@@ -97,7 +108,8 @@ def pieces(facts: SiteSetup, choice: Choice, install: Install) -> list[Piece]:
     """Everything to write, in the order in which to do it."""
     nodes = facts.shared_nodes(choice.partitions, choice.gpu_models)
     found = [
-        Piece("gpushare.conf", FileKind.FILE, _gpushare_conf(facts, choice, nodes)),
+        Piece("gpushare.conf", FileKind.FILE, _gpushare_conf(facts, choice)),
+        Piece(GENERATED, FileKind.FILE, _generated_conf(facts, choice, nodes)),
         Piece("slurm.conf", FileKind.MERGE, _slurm_conf(facts, choice, nodes)),
         Piece("gres.conf", FileKind.MERGE, _gres_conf(facts, choice, nodes)),
         *_lua_files(facts, choice, install),
@@ -251,17 +263,28 @@ def _gres_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _gpushare_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
-    """The site's own file with our keys brought up to date, or a new one."""
+def _gpushare_conf(facts: SiteSetup, choice: Choice) -> str:
+    """The site's own file with our keys brought up to date, or a new one; without what the generated file says now."""
     wanted = [
         Setting(
             "Partitions", ",".join(choice.partitions), "Jobs of these partitions may share, if their owners say so."
         ),
         Setting("GpuModel", ",".join(choice.gpu_models), "The node feature, and the start of each index's GRES type."),
-        Setting("GpusPerNode", str(max((gpu_count(node) for node in nodes), default=1))),
         Setting("ShardsPerGpu", str(choice.shards_per_gpu)),
-        Setting("SlurmVersion", str(facts.release), "Change it when Slurm is upgraded: the hook cannot ask."),
-        Setting("SlurmUser", slurm_user(facts.config).name, "Whose word nodes take, since they may not ask Slurm."),
+    ]
+    moved = [key.name for key in KEYS if key.place is Place.GENERATED]
+    current = facts.files.get("gpushare.conf")
+    return merge_settings(without_settings(current, moved) if current else current, wanted)
+
+
+def _generated_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
+    """What this Slurm says of itself, in a file that nobody edits."""
+    said = read_settings(facts.files.get("gpushare.conf", "")) | read_settings(facts.files.get(GENERATED, ""))
+    wanted = [
+        Setting("SlurmVersion", str(facts.release)),
+        Setting("GpusPerNode", str(max((gpu_count(node) for node in nodes), default=1))),
+        Setting("SlurmUser", slurm_user(facts.config).name),
+        Setting("NodeUsers", _list_with(said.get("nodeusers", "root").split(","), _slurmd_user(facts.config))),
     ]
     for key, default in (("DefCpuPerGpu", "DefCpuPerGPU"), ("DefMemPerGpu", "DefMemPerGPU")):
         found = [
@@ -269,10 +292,16 @@ def _gpushare_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> s
             for name in choice.partitions
             if (partition := facts.partition(name)) and default in job_defaults(partition)
         ]
-        if found:
-            why = f"The partitions' {default}, which shards do not inherit."
-            wanted.append(Setting(key, ",".join(found), why))
-    return merge_settings(facts.files.get("gpushare.conf"), wanted)
+        wanted.append(Setting(key, ",".join(found)))
+    socket = re.search(r"(?:^|,)socket=([^,]+)", facts.config.get("AuthInfo", ""))
+    if path := socket[1] if socket else said.get("mungesocket", ""):
+        wanted.append(Setting("MungeSocket", path))
+    return f"# Written by 'gpushare configure --write'. Do not edit: run it again.\n{''.join(map(str, wanted))}"
+
+
+def _slurmd_user(config: Mapping[str, str]) -> str:
+    """From ``SlurmdUser = root(0)``."""
+    return config.get("SlurmdUser", "").partition("(")[0] or "root"
 
 
 def _lua_files(facts: SiteSetup, choice: Choice, install: Install) -> Iterator[Piece]:

@@ -12,6 +12,7 @@ import psutil
 
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release
+from slurm_gpushare.protocol.settings import GENERATED_SUFFIX
 from slurm_gpushare.site.site_files import ModelNodes
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.accounting import Limit
@@ -21,7 +22,8 @@ from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.values import expand
 
-FILES = ("gpushare.conf", "gres.conf", "cgroup.conf", "job_submit.lua", "cli_filter.lua")
+GENERATED = f"gpushare{GENERATED_SUFFIX}"
+FILES = ("gpushare.conf", GENERATED, "gres.conf", "cgroup.conf", "job_submit.lua", "cli_filter.lua")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,19 @@ def merge_settings(current: str | None, wanted: Iterable[Setting]) -> str:
     return text + "".join(f"\n{setting}" for setting in missing)
 
 
+def without_settings(text: str, names: Iterable[str]) -> str:
+    """`text` without the lines of these keys, and without the comments just above them."""
+    lowered, kept = {name.lower() for name in names}, list[str]()
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match and match[2].lower() in lowered:
+            while kept and kept[-1].startswith("#"):
+                kept.pop()
+        else:
+            kept.append(line)
+    return "".join(f"{line}\n" for line in kept)
+
+
 # job_submit.lua and cli_filter.lua as a site gets them: each one file, with the modules and the site's models in it.
 #
 # They must not depend on other files of ours. With one GRES type for each GPU index, ``gpu:v100`` is a name that only
@@ -53,6 +66,7 @@ def merge_settings(current: str | None, wanted: Iterable[Setting]) -> str:
 
 SCRIPTS = {
     "job_submit.lua": (
+        "gpushare_protocol",
         "gpushare_conf",
         "gpushare_consent",
         "gpushare_fields",
@@ -61,12 +75,13 @@ SCRIPTS = {
         "gpushare_single",
         "gpushare_gang",
         "gpushare_store",
+        "gpushare_tag",
         "gpushare_share",
         "gpushare_places",
         "gpushare_change",
         "gpushare",
     ),
-    "cli_filter.lua": ("gpushare_fields", "gpushare_consent", "gpushare_request", "gpushare_cli"),
+    "cli_filter.lua": ("gpushare_protocol", "gpushare_fields", "gpushare_consent", "gpushare_request", "gpushare_cli"),
 }
 
 

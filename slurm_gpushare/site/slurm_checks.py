@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from slurm_gpushare.protocol.errors import SlurmError
-from slurm_gpushare.protocol.release import Release, parse_release
+from slurm_gpushare.protocol.release import Release, is_stale
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.users import user_name
 from slurm_gpushare.site import current_setup
@@ -40,16 +39,15 @@ def release(facts: SiteSetup, config: Config) -> Iterator[Finding]:
         )
     else:
         yield passed("slurm-release", f"Slurm {facts.release}")
-    try:
-        told = parse_release(config.slurm_version) if config.slurm_version else None
-    except SlurmError:
-        told = None
-    if told != facts.release:
+    if not config.slurm_version or is_stale(config.slurm_version, facts.release):
         yield failed(
             "slurm-version-key",
-            f"gpushare.conf says SlurmVersion={config.slurm_version or 'nothing'}, slurmctld is {facts.release}",
-            f"Set SlurmVersion={facts.release}: the hook cannot ask.",
+            f"SlurmVersion is {config.slurm_version or 'nothing'} in our settings, slurmctld is {facts.release}: "
+            "no job is converted",
+            "Run 'gpushare configure --write' again: the hook cannot ask.",
         )
+    for warning in config.warnings:
+        yield warned("settings", warning, "Run 'gpushare configure --write', or take the line out.")
 
 
 def select_plugin(facts: SiteSetup, _: Config) -> Iterator[Finding]:
@@ -192,7 +190,9 @@ def defaults_per_gpu(facts: SiteSetup, config: Config) -> Iterator[Finding]:
         if actual != {name: value for name, value in ours.items() if name in wanted}:
             text = ",".join(f"{name}:{value}" for name, value in actual.items())
             yield failed(
-                f"{our_key}", f"the partitions' {slurm_key} is not what gpushare.conf says", f"Set {our_key}={text}."
+                f"{our_key}",
+                f"the partitions' {slurm_key} is not what our settings say",
+                f"Run 'gpushare configure --write' again ({our_key}={text}).",
             )
 
 
@@ -228,16 +228,16 @@ def node_types(facts: SiteSetup, config: Config) -> Iterator[Finding]:
             bad += 1
             yield failed(
                 "gpus-per-node",
-                f"{node.name} has {gpu_count(node)} GPUs, gpushare.conf says {config.gpus_per_node}",
-                f"Set GpusPerNode={gpu_count(node)}.",
+                f"{node.name} has {gpu_count(node)} GPUs, our settings say {config.gpus_per_node}",
+                f"Run 'gpushare configure --write' again (GpusPerNode={gpu_count(node)}).",
             )
     most = max((gpu_count(node) for node in shared), default=config.gpus_per_node)
     if most < config.gpus_per_node:
         bad += 1
         yield failed(
             "gpus-per-node",
-            f"no shared node has more than {most} GPUs, gpushare.conf says {config.gpus_per_node}",
-            f"Set GpusPerNode={most}.",
+            f"no shared node has more than {most} GPUs, our settings say {config.gpus_per_node}",
+            f"Run 'gpushare configure --write' again (GpusPerNode={most}).",
         )
     if not bad:
         others = [node.name for node in facts.gpu_nodes(config.partitions) if node not in shared]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from pathlib import Path
 
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release, parse_release
@@ -48,6 +49,15 @@ BUSY_PAUSES_S = (0.1, 0.3, 1.0)
 """Before each further try of who is patient."""
 
 
+def _identity(command: str) -> tuple[int, int] | None:
+    """What changes when a command's file is replaced; None where there is none."""
+    try:
+        about = Path(shutil.which(command) or "").stat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_ino
+
+
 class CommandSlurm:
     """Slurm through squeue, sinfo, sacct and scontrol. `run` is replaced only where a fault must be made.
 
@@ -65,6 +75,7 @@ class CommandSlurm:
         self._session = session
         self._calls = 0
         self._queue = QueueReader()
+        self._release: tuple[tuple[int, int] | None, Release] | None = None
 
     @property
     def calls(self) -> int:
@@ -74,9 +85,13 @@ class CommandSlurm:
         self._calls += 1
         return self._run(argv)
 
-    @cached_property
+    @property
     def release(self) -> Release:
-        return parse_release(self._run(["sinfo", "--version"]))  # a local answer: no request to slurmctld
+        """Asked again when Slurm's commands on this machine have become other files: it was upgraded under us."""
+        made = _identity("sinfo")
+        if self._release is None or self._release[0] != made:
+            self._release = made, parse_release(self._run(["sinfo", "--version"]))  # no request to slurmctld
+        return self._release[1]
 
     def _ask_queue(self, columns: Sequence[str], delimiter: str, *options: str, jobs: str = "") -> str:
         self._calls += 1

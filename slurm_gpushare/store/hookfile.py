@@ -44,6 +44,8 @@ class HookFile:
         """`gangs`: whether jobs may share whole nodes, which the hook cannot ask Slurm."""
         self.path = path
         self.gangs = gangs
+        self.stale = False
+        """Whether configure knew another Slurm than the one that runs: the hook converts nothing then."""
         self._site_models = site_models
         self._names: dict[str, str] | None = None
         """The site's name by the cards' own, as the file has it."""
@@ -75,6 +77,11 @@ class HookFile:
             return None
         return int(row[0]) if row and row[0] else None
 
+    @property
+    def _state(self) -> int:
+        """What the hook reads as ``gangs``."""
+        return -1 if self.stale else int(self.gangs)
+
     def _follow(self, store: Store, now_s: float | None) -> int:
         with closing(self._connect()) as file:
             seq, epoch = file.execute("SELECT change_seq, epoch FROM helper").fetchone()
@@ -91,7 +98,7 @@ class HookFile:
                 file.executemany(_REMOVE, unmeasured)
                 file.execute(
                     "UPDATE helper SET heartbeat_s = ?, change_seq = ?, gangs = ?",
-                    (_seconds(now_s), latest, int(self.gangs)),
+                    (_seconds(now_s), latest, self._state),
                 )
             return len(rows)
 
@@ -106,7 +113,7 @@ class HookFile:
                 count = file.executemany(_PUT, _rows(connection, self._names, after=0)).rowcount
                 file.execute(
                     "UPDATE helper SET heartbeat_s = ?, change_seq = ?, epoch = ?, gangs = ?",
-                    (_seconds(now_s), latest, epoch, int(self.gangs)),
+                    (_seconds(now_s), latest, epoch, self._state),
                 )
                 file.execute("COMMIT")
             hand_over(draft)

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from slurm_gpushare.protocol.settings import KEYS, Place
+
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETERS = ("lua5.1", "lua5.3", "lua5.4")
 KNOWN = "gs-" + "k" * 20
 OTHERS = "gs-" + "o" * 20
 UNKNOWN = "gs-" + "u" * 20
 USER = 1000
+NOT_OF_THE_SITE = {key.name for key in KEYS if key.place is not Place.SITE}
 
 
 @dataclass
@@ -47,6 +50,10 @@ class LuaHook:
         return self.directory / "gpushare.conf"
 
     @property
+    def generated(self) -> Path:
+        return self.directory / "gpushare.generated.conf"
+
+    @property
     def last_good(self) -> Path:
         return self.directory / "gpushare.conf.good"
 
@@ -62,7 +69,9 @@ class LuaHook:
             "HookFile": str(self.hook_file),
             **changes,
         }
-        self.conf.write_text("".join(f"{name}={value}\n" for name, value in keys.items()))
+        for path, generated in ((self.conf, False), (self.generated, True)):
+            own = {name: value for name, value in keys.items() if (name in NOT_OF_THE_SITE) == generated}
+            path.write_text("".join(f"{name}={value}\n" for name, value in own.items()))
 
     def write_hook_file(
         self,

@@ -10,6 +10,7 @@ import pytest
 
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.release import parse_release
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.site.configure import Choice, Install, choose, pieces
 from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices
 from slurm_gpushare.slurm.configuration import Partition
@@ -58,7 +59,22 @@ def test_nodes_of_another_model_stay_what_they_are() -> None:
         assert "a100" not in written[name]
     assert "ampere" not in written["gres.conf"]
     assert "both" not in written["gres.conf"]
-    assert "GpusPerNode=2" in written["gpushare.conf"]
+    assert "GpusPerNode=2" in written["gpushare.generated.conf"]
+
+
+def test_what_slurm_says_of_itself_goes_into_a_file_of_its_own_and_out_of_the_site_s() -> None:
+    """An older gpushare.conf had it; what the site said of munge stays, where Slurm's configuration does not say it."""
+    old = "# Change it by hand\nSlurmVersion=22.05.8\nGuestCap=40 # ours\nMungeSocket=/m\nNodeUsers=root,x\n"
+    facts = replace(site(MIXED), files={"gpushare.conf": old})
+    facts = replace(facts, config={**facts.config, "SlurmUser": "sl(64030)", "SlurmdUser": "sd(5)"})
+    written = texts(facts, choose(facts, ["gpu"], ["v100"], None))
+    assert written["gpushare.conf"].startswith("GuestCap=40 # ours\n")
+    assert "Slurm" not in written["gpushare.conf"]
+    both = parse_config(written["gpushare.conf"], generated=written["gpushare.generated.conf"])
+    assert (both.slurm_version, both.gpus_per_node, both.slurm_user) == ("24.11.5", 2, "sl")
+    assert (both.node_users, str(both.munge_socket), both.warnings) == (("root", "x", "sd"), "/m", ())
+    socket = replace(facts, config={**facts.config, "AuthInfo": "cred_expire=9,socket=/run/m"})
+    assert "MungeSocket=/run/m\n" in texts(socket, choose(socket, ["gpu"], ["v100"], None))["gpushare.generated.conf"]
 
 
 def test_several_models_share_each_for_itself() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -264,3 +266,25 @@ def test_the_helper_takes_a_knowledge_base_on_sighup_and_status_names_it(
     assert "the site's own pairs" in told[3]
     assert "the site's own pairs" in caplog.text
     assert learned < default_kb().knowledge().rates(tokens[:1], tokens[1:]).mean[0, 0] - 0.05
+
+
+def test_an_upgrade_of_slurm_under_its_settings_is_noticed_in_the_next_tick(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hook converts nothing until configure has written down which Slurm it is now."""
+    states: list[int] = []
+
+    def state() -> int:
+        with closing(sqlite3.connect(config.hook_file)) as file:
+            return int(file.execute("SELECT gangs FROM helper").fetchone()[0])
+
+    slurm = EmptySlurm(lambda tick: None)
+    config = replace(config, slurm_version="24.11.5")
+    with Store.create(config.store_url) as store:
+        helper = Daemon(config, slurm, store)  # type: ignore[arg-type]
+        for release in (Release(24, 11, 5), Release(25, 5, 1), Release(24, 11, 5)):
+            slurm.release = release
+            helper.once()
+            states.append(state())
+    assert states == [0, -1, 0]
+    assert "configured=24.11.5 running=25.05.1" in caplog.text

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from lua_hook import INTERPRETERS, KNOWN, OTHERS, ROOT, UNKNOWN, LuaHook, literal, make_hook
 
-from slurm_gpushare.protocol.settings import KEYS
-
 JOB = f'{{comment="gpushare:{KNOWN}", tres_per_job="gres/gpu:1"}}'
 # Time passes for the hook only when the test says so.
 CLOCK = """
@@ -24,16 +22,6 @@ local function wait(seconds) now = now + seconds end
 @pytest.fixture(params=INTERPRETERS)
 def hook(request: pytest.FixtureRequest, tmp_path: Path) -> LuaHook:
     return make_hook(request.param, tmp_path)
-
-
-def test_defaults_are_those_of_the_python_side(hook: LuaHook) -> None:
-    printed = hook.chunk(
-        'for name, rule in pairs(run.load("gpushare_conf").KEYS) do print(name .. "=" .. rule[1] .. "=" .. rule[3]) end'
-    )
-    lua = {tuple(line.split("=", 2)) for line in printed.splitlines()}
-    python = {(key.name.lower(), key.attribute, key.default) for key in KEYS}
-    assert len(lua) == 13
-    assert lua <= python
 
 
 def test_missing_or_bad_configuration(hook: LuaHook) -> None:
@@ -87,6 +75,27 @@ def test_changed_configuration_is_noticed_within_a_second(hook: LuaHook) -> None
     )
     assert first.fields
     assert second.untouched
+
+
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
+def test_nothing_is_converted_while_the_helper_sees_another_slurm_than_configure_did(
+    hook: LuaHook, version: str
+) -> None:
+    hook.configure(SlurmVersion=version)
+    hook.hook_file.unlink()
+    hook.write_hook_file(gangs=-1)
+    tagged = hook.submit(comment=f"gpushare:{KNOWN}", tres_per_job="gres/gpu:1")
+    assert tagged.fields == {}
+    assert "Slurm was upgraded" in tagged.said[0]
+    assert hook.submit(tres_per_job="gres/gpu:1").untouched
+    assert hook.submit(tres_per_job="gres/gpu:v100:1").fields == {"tres_per_job": "gres/gpu:1", "features": "v100"}
+
+
+def test_a_key_that_moved_is_named_once(hook: LuaHook) -> None:
+    hook.conf.write_text(hook.conf.read_text() + "HeartbeatSeconds=60\n")
+    answers = hook.answers(f"{CLOCK} for i = 1, 3 do run.submit({JOB}) wait(100) end")
+    assert [len(answer.logged) for answer in answers] == [1, 0, 0]
+    assert "heartbeatseconds" in answers[0].logged[0]
 
 
 def damage(hook: LuaHook, how: str) -> None:
@@ -154,7 +163,9 @@ def test_hook_never_writes_its_file(hook: LuaHook) -> None:
     before = hook.hook_file.read_bytes()
     hook.submit(comment=f"gpushare:{KNOWN}", tres_per_job="gres/gpu:1")
     assert hook.hook_file.read_bytes() == before
-    assert sorted(path.name for path in hook.directory.iterdir()) == ["cases.lua", "gpushare.conf", "hook.sqlite"]
+    assert sorted(path.name for path in hook.directory.iterdir()) == [
+        "cases.lua", "gpushare.conf", "gpushare.generated.conf", "hook.sqlite",
+    ]  # fmt: skip
     refused = hook.chunk(
         f"""local store = run.load("gpushare_store")
         store.look_up("{hook.hook_file}", "{KNOWN}")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lua_hook import ROOT
 
 from slurm_gpushare.protocol.errors import ConfigError
-from slurm_gpushare.protocol.settings import KEYS, Config, parse_config
+from slurm_gpushare.protocol.settings import KEYS, Config, Place, generated_path, parse_config
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
 
 SHELL_KEYS = {"partitions": "partitions", "state_dir": "state_dir", "dcgm_dir": "dcgm_job_mapping_dir",
@@ -32,15 +32,15 @@ class Readers:
 . {ROOT}/prolog/common.sh
 while IFS= read -r file; do
   gs_parse_conf "$file" && echo good || echo bad
-  printf '%s\\0' "$gs_partitions" "$gs_state_dir" "$gs_dcgm_dir" "$gs_spool_dir" "$gs_slurm_user" "$gs_hold_s" \\
-    "$gs_framework_memory"
+  printf '%s\\0' "$gs_partitions" "$gs_state_dir" "$gs_dcgm_job_mapping_dir" "$gs_spool_dir" \\
+    "$gs_slurm_user" "$gs_epilog_hold_s" "$gs_framework_memory"
   echo
 done"""
         script = directory / "read.lua"
         script.write_text(_LUA)
         self._file = directory / "gpushare.conf"
         self._shell = _started(["bash", "-c", loop])
-        self._lua = _started(["lua5.4", str(script), str(ROOT / "lua_bridge" / "gpushare_conf.lua")])
+        self._lua = _started(["lua5.4", str(script), str(ROOT / "lua_bridge")])
 
     def close(self) -> None:
         for process in (self._shell, self._lua):
@@ -56,19 +56,31 @@ done"""
         good = process.stdout.readline() == b"good\n"
         return good, process.stdout.readline().decode().rstrip("\n").split("\0")[:-1]
 
-    def shell(self, text: str) -> dict[str, str] | None:
+    def write(self, text: str, generated: str | None) -> None:
         self._file.write_bytes(text.encode())
+        beside = generated_path(self._file)
+        beside.unlink(missing_ok=True)
+        if generated is not None:
+            beside.write_bytes(generated.encode())
+
+    def shell(self, text: str, generated: str | None = None) -> dict[str, str] | None:
+        self.write(text, generated)
         good, values = self._ask(self._shell)
         return dict(zip(SHELL_KEYS, values, strict=True)) if good else None
 
-    def lua(self, text: str) -> dict[str, str] | None:
-        self._file.write_bytes(text.encode())
+    def lua(self, text: str, generated: str | None = None) -> dict[str, str] | None:
+        self.write(text, generated)
         good, values = self._ask(self._lua)
         return dict(zip(values[::2], values[1::2], strict=True)) if good else None
 
 
 _LUA = """
-local conf = dofile(arg[1])
+local directory, loaded = arg[1], {}
+local function load(name)
+  loaded[name] = loaded[name] or loadfile(directory .. "/" .. name .. ".lua")(load)
+  return loaded[name]
+end
+local conf = load("gpushare_conf")
 local function flat(value)
   if type(value) ~= "table" then return tostring(value) end
   local list = {}
@@ -78,7 +90,10 @@ local function flat(value)
 end
 for path in io.lines() do
   local file = io.open(path); local text = file:read("*a"); file:close()
-  local found = conf.parse(text)
+  file = io.open((path:gsub("%.conf$", ".generated.conf")))
+  local generated = file and file:read("*a")
+  if file then file:close() end
+  local found = conf.parse(text, generated)
   print(found and "good" or "bad")
   for name, value in pairs(found or {}) do io.write(name, "\\0", flat(value), "\\0") end
   print(); io.flush()
@@ -169,6 +184,86 @@ def test_three_readers_read_the_same(readers: Readers, text: str) -> None:
         else:
             assert shell[name] == _as_text(value)
     assert {name: lua[name] for name in LUA_NAMES} == {name: _as_text(getattr(config, name)) for name in LUA_NAMES}
+
+
+class TestTheGeneratedFile:
+    """What configure works out stands beside gpushare.conf; what stands there counts, for all three readers alike."""
+
+    CASES = (
+        ("Partitions=gpu", "SlurmUser=slurm2\nGpusPerNode=8\nSlurmVersion=24.11.5"),
+        ("Partitions=gpu\nSlurmUser=old\nGpusPerNode=2\nSlurmVersion=22.05.8", "SlurmUser=new\nGpusPerNode=8"),
+        ("Partitions=gpu\nSlurmUser=old\nHeartbeatSeconds=9\nStateDir=/x", None),
+        ("Partitions=gpu\nHeartbeatSeconds=9", "HeartbeatSeconds=7\nStateDir=/y"),
+        ("Partitions=gpu", "Partitions=other\nGpusPerNode=3"),
+    )
+
+    @pytest.mark.parametrize(("text", "generated"), CASES)
+    def test_three_readers_read_the_same(self, readers: Readers, text: str, generated: str | None) -> None:
+        config = parse_config(text, generated=generated)
+        shell, lua = readers.shell(text, generated), readers.lua(text, generated)
+        assert shell is not None
+        assert lua is not None
+        assert shell["slurm_user"] == config.slurm_user
+        assert shell["state_dir"] == str(config.state_dir)
+        assert shell["partitions"] == lua["partitions"] == "gpu" == ",".join(config.partitions)
+        assert (lua["gpus_per_node"], lua["heartbeat_s"]) == (str(config.gpus_per_node), str(config.heartbeat_s))
+
+    @pytest.mark.parametrize(
+        "generated",
+        ["", "# nothing\n", "Partitions=gpu", "nonsense", "NoSuchKey=1\nGpusPerNode=2", "SlurmUser=\nGpusPerNode=0"],
+    )
+    def test_a_damaged_one_is_a_mistake(self, readers: Readers, generated: str) -> None:
+        with pytest.raises(ConfigError, match=r"gpushare\.generated\.conf"):
+            parse_config("Partitions=gpu", generated=generated)
+        assert readers.shell("Partitions=gpu", generated) is None
+        assert readers.lua("Partitions=gpu", generated) is None
+
+    def test_a_key_that_moved_is_a_warning_with_its_new_place(self, readers: Readers) -> None:
+        alone = parse_config("Partitions=gpu\nSlurmVersion=22.05.8").warnings
+        assert alone == (
+            "gpushare.conf:2: SlurmVersion is worked out by 'gpushare configure --write' now, into a file beside it "
+            "(*.generated.conf); obeyed",
+        )
+        (beside,) = parse_config("SlurmVersion=22.05.8", generated="SlurmVersion=24.11.5").warnings
+        assert beside.endswith("this line counts no more")
+        lua = readers.lua("Partitions=gpu\nSlurmVersion=22.05.8")
+        assert lua is not None
+        assert lua["moved"] == "slurmversion"
+
+    def test_another_value_than_the_constant_is_obeyed_with_a_warning(self) -> None:
+        config = parse_config("PauseMost=40\nMemoryHeadroom=5")
+        assert (config.pause_most_pct, config.memory_headroom_pct) == (40.0, 5.0)
+        assert config.warnings == (
+            "gpushare.conf:1: PauseMost is 25 everywhere now; PauseMost=40 is obeyed for two more releases",
+            "gpushare.conf:2: MemoryHeadroom is 5 everywhere now; MemoryHeadroom=5 has no effect",
+        )
+
+    def test_what_a_site_sets_warns_of_nothing(self) -> None:
+        site = [key for key in KEYS if key.place is Place.SITE]
+        assert parse_config("".join(f"{key.name}={key.default}\n" for key in site)).warnings == ()
+        assert len(site) <= 26
+
+    def test_the_last_good_settings_have_both_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        conf = tmp_path / "gpushare.conf"
+        monkeypatch.setenv("GPUSHARE_CONF", str(conf))
+        monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(tmp_path / "gpushare.conf.good"))
+        conf.write_text("Partitions=gpu\nSlurmUser=old # of the site\nPauseMost=40\n")
+        generated_path(conf).write_text("SlurmUser=new\n")
+        good = settings_in_force()
+        assert "PauseMost is 25 everywhere now" in caplog.text
+        for broken in (conf, generated_path(conf)):
+            text = broken.read_text()
+            broken.write_text("")
+            assert settings_in_force() == good
+            assert good.slurm_user == "new"
+            done = subprocess.run(
+                ["bash", "-c", f'. {ROOT}/prolog/common.sh; gs_read_conf && echo "$gs_partitions $gs_slurm_user"'],
+                capture_output=True, text=True, check=False, timeout=30,
+            )  # fmt: skip
+            assert done.stdout == "gpu new\n"
+            broken.write_text(text)
 
 
 def test_every_reader_knows_every_key(readers: Readers) -> None:
