@@ -28,11 +28,10 @@ from slurm_gpushare.cli.options import (
     check_period,
 )
 from slurm_gpushare.cli.output import Column, check_page, echo_json, progress, right, table, warn, write_page
-from slurm_gpushare.helper.reasons import duration_text
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.report import words
-from slurm_gpushare.report.assess_page import durations, hours, isd, render_assessment, span, why_nobody_shares
-from slurm_gpushare.report.page.parts import Origin
+from slurm_gpushare.report.assess_page import isd, render_assessment, why_nobody_shares
+from slurm_gpushare.report.pages import Origin
+from slurm_gpushare.report.text import WIDTH, duration_text, durations, hours, hours_span, span
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.interface import Slurm, connect
 from slurm_gpushare.slurm.runner import ControllerDown
@@ -47,7 +46,6 @@ from slurm_gpushare.whatif.assess import (
     past_job,
 )
 
-WIDTH = 80
 PIECE = timedelta(days=31)
 """A month is one question; longer periods are asked for in pieces, since an answer is in memory as a whole: about 2 KiB
 a job."""
@@ -179,7 +177,7 @@ def _simulate(
 
 
 def _document(found: Sequence[Assessment], period: str, draws: int, opt_in_pct: float) -> dict[str, Any]:
-    hours = sum(item.gpu_hours for item in found)
+    gpu_hours = sum(item.gpu_hours for item in found)
     saved = _sum([item.saved_gpu_h for item in found])
     return {
         "format": "gpushare-assess",
@@ -191,9 +189,9 @@ def _document(found: Sequence[Assessment], period: str, draws: int, opt_in_pct: 
         "method": METHOD.format(draws=draws),
         "partitions": [asdict(item) for item in found],
         "total": {
-            "gpu_hours": hours,
+            "gpu_hours": gpu_hours,
             "saved_gpu_h": asdict(saved),
-            "saved_pct": asdict(Band(*(100.0 * value / hours for value in (saved.low, saved.middle, saved.high)))),
+            "saved_pct": asdict(Band(*(100.0 * value / gpu_hours for value in (saved.low, saved.middle, saved.high)))),
             "waits_avoided_h": asdict(_sum([item.waits_avoided_h for item in found])),
         },
     }
@@ -221,9 +219,9 @@ def _text(found: Sequence[Assessment], document: dict[str, Any]) -> str:
         f"What GPU sharing would do: {document['period']}, {document['draws']} draws\n",
         table(columns, rows),
         "",
-        f"GPU time saved  {hours(total['saved_gpu_h'])} of {words.hours(total['gpu_hours'])},"
+        f"GPU time saved  {hours_span(total['saved_gpu_h'])} of {hours(total['gpu_hours'])},"
         f" {span(total['saved_pct'], '.0f', ' %')}",
-        f"waits avoided   {hours(total['waits_avoided_h'])}, all jobs together",
+        f"waits avoided   {hours_span(total['waits_avoided_h'])}, all jobs together",
     ]
     for item in found:
         seen = "" if item.observed_wait_s is None else f" (they really waited {duration_text(item.observed_wait_s)})"
@@ -239,8 +237,8 @@ def _text(found: Sequence[Assessment], document: dict[str, Any]) -> str:
     return "\n".join([*head, *(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in rest)])
 
 
-def _few(hours: float) -> str:
-    return f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}"
+def _few(gpu_h: float) -> str:
+    return f"{gpu_h:.0f}" if gpu_h >= 10 else f"{gpu_h:.1f}"
 
 
 def _short(band: Band, form: str = ".0f") -> str:

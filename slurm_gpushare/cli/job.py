@@ -14,9 +14,10 @@ from slurm_gpushare.cli.options import JSON, check_job_ids
 from slurm_gpushare.cli.output import echo_json, use_colour, warn
 from slurm_gpushare.helper.tagging import only_measured, withdrawals
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
-from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_accounting, from_queue, job_json
-from slurm_gpushare.report.job_text import job_lines
-from slurm_gpushare.report.words import natural, tell
+from slurm_gpushare.report.export import job_json
+from slurm_gpushare.report.job_text import job_lines, tell
+from slurm_gpushare.report.job_view import JobView, from_accounting, from_queue, with_history
+from slurm_gpushare.report.text import natural
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.interface import Slurm, connect
 from slurm_gpushare.slurm.queue import Job
@@ -35,39 +36,39 @@ def job(job_ids: Sequence[str], as_json: bool) -> None:
     wanted = check_job_ids(job_ids)
     config, slurm = settings_or_defaults(), connect()
     figures, now_s = source(config), time.time()
-    found = list(_find(slurm, wanted))
-    cpu_s, keys = _cpu_used_s(slurm, found), {known.raw_id: known.key for known in found}
+    found = list(_find(slurm, wanted, now_s))
+    cpu_s, keys = _cpu_used_s(slurm, found), {bare.raw_id: bare.key for bare in found}
     documents = []
-    for number, known in enumerate(found):
+    for number, bare in enumerate(found):
         figures.note = ""
-        history = figures.of_job(known.raw_id, known.key, known.uid)
-        facts = facts_of(known, history, config.promises, now_s, cpu_s.get(known.raw_id))
+        history = figures.of_job(bare.raw_id, bare.key, bare.uid)
+        view = with_history(bare, history, config.promises, cpu_s.get(bare.raw_id))
         # Why it waits now is told with its numbers; the story has what came before.
-        told = [d for d in history.decisions if facts.reason is None or d.kind != "waits"]
+        told = [d for d in history.decisions if view.why is None or d.kind != "waits"]
         names = {**figures.keys(), **keys}
-        story = tell(known.key, told, names)
+        story = tell(view.key, told, names)
         if as_json:
-            documents.append(job_json(facts, story, figures.note))
+            documents.append(job_json(view, story, figures.note))
             continue
         if number:
             click.echo()
         bars = sys.stdout.isatty() and use_colour()
-        click.echo("\n".join(job_lines(facts, story, figures.note, bars, names)))
+        click.echo("\n".join(job_lines(view, story, figures.note, bars, names)))
     if as_json:
         echo_json(documents)
 
 
-def _find(slurm: Slurm, wanted: Sequence[str]) -> Iterator[KnownJob]:
+def _find(slurm: Slurm, wanted: Sequence[str], now_s: float) -> Iterator[JobView]:
     """Each job that was asked for, from the queue or from accounting; an error for the first that is nowhere."""
     jobs = slurm.jobs(wanted)
     out = _withdrawn(slurm, jobs)
-    queue = [replace(from_queue(item), tag=None, opted_out=True) if item.key in out else from_queue(item)
-             for item in jobs]  # fmt: skip
+    queue = [from_queue(item, now_s) for item in jobs]
+    queue = [replace(known, tag=None, opted_out=True) if known.key in out else known for known in queue]
     missing = [job_id for job_id in wanted if not any(_is(job_id, known) for known in queue)]
-    past: list[KnownJob] = []
+    past: list[JobView] = []
     if missing:
         try:
-            past = [from_accounting(item) for item in slurm.accounting(AccountingQuery(jobs=missing))]
+            past = [from_accounting(item, now_s) for item in slurm.accounting(AccountingQuery(jobs=missing))]
         except SlurmError as error:
             if not queue:
                 raise
@@ -90,11 +91,11 @@ def _withdrawn(slurm: Slurm, jobs: Sequence[Job]) -> set[str]:
     return {job.key for job, _ in withdrawals(measured, comments)}
 
 
-def _is(job_id: str, known: KnownJob) -> bool:
+def _is(job_id: str, known: JobView) -> bool:
     return job_id in (known.key, str(known.raw_id), str(array_of(known.key)))
 
 
-def _cpu_used_s(slurm: Slurm, jobs: Sequence[KnownJob]) -> dict[int, float]:
+def _cpu_used_s(slurm: Slurm, jobs: Sequence[JobView]) -> dict[int, float]:
     """CPU time by accounting, of jobs that have ended; nothing where it is not gathered."""
     ended = [str(known.raw_id) for known in jobs if known.end_s is not None]
     try:

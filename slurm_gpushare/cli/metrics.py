@@ -16,7 +16,8 @@ from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.files import replace_text
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.report import metrics as figures
-from slurm_gpushare.report.status import GpuLine, TaggedJob, gpu_lines, tagged_jobs
+from slurm_gpushare.report.job_view import JobView
+from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.runner import SlurmMissing
 from slurm_gpushare.store.hookfile import HookFile
@@ -48,7 +49,7 @@ def metrics(output: Path | None) -> None:
         raise GpushareError(f"{output}: cannot be written: {why.strerror}") from why
 
 
-def _from_slurm(config: Config) -> tuple[list[GpuLine] | None, list[TaggedJob]]:
+def _from_slurm(config: Config) -> tuple[list[GpuLine] | None, list[JobView]]:
     """No GPUs, and a warning, if slurmctld does not answer: figures that stand still would look like good ones."""
     slurm = connect()
     try:
@@ -59,7 +60,8 @@ def _from_slurm(config: Config) -> tuple[list[GpuLine] | None, list[TaggedJob]]:
         warn(f"{error} Figures that come from Slurm are left out.")
         return None, []
     cards = occupancy(nodes, queue)
-    return gpu_lines(nodes, cards, frozenset(config.partitions)), tagged_jobs(queue, cards)
+    now_s = time.time()
+    return gpu_lines(nodes, cards, frozenset(config.partitions), now_s), jobs_that_take_part(queue, cards, now_s)
 
 
 def _from_store(config: Config) -> figures.StoreFigures | None:

@@ -24,16 +24,15 @@ from slurm_gpushare.cli.options import (
     check_users,
 )
 from slurm_gpushare.cli.output import check_page, echo_json, progress, warn, write_page
-from slurm_gpushare.cli.report_text import lines_text, report_text
+from slurm_gpushare.cli.report_text import report_text
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.report.collect import Filters, ReportPeriod, collect, known_cells, profile_points
 from slurm_gpushare.report.export import to_csv, to_json
-from slurm_gpushare.report.page.parts import Origin
-from slurm_gpushare.report.page.report_page import render
-from slurm_gpushare.report.page.shadow_period import TITLE
-from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
+from slurm_gpushare.report.pages import Origin
+from slurm_gpushare.report.report_page import SHADOW_TITLE, known_cells, profile_points, render_report
+from slurm_gpushare.report.sources import Filters, PublishedSource, Source, StoreSource, collect
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.report.text import lines_text
 from slurm_gpushare.slurm.configuration import slurm_user
 from slurm_gpushare.slurm.interface import Slurm, connect
 
@@ -63,7 +62,7 @@ def report(
     Figures come from accounting (one sacct call) and from the store, or, for users, from what the helper published.
     Users see their own jobs.
     """
-    period = ReportPeriod(*check_period(starttime, endtime))
+    period = check_period(starttime, endtime)
     if as_json and as_csv:
         raise BadInput("--json and --csv exclude each other")
     if html:
@@ -92,7 +91,7 @@ def report(
     else:
         click.echo(report_text(found))
         if shadow:
-            click.echo(f"\n{TITLE}\n{lines_text(*_shadow_lines(shadow))}")
+            click.echo(f"\n{SHADOW_TITLE}\n{lines_text(*_shadow_lines(shadow))}")
     if figures.note and found.jobs:
         warn(figures.note)
 
@@ -110,7 +109,7 @@ def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: 
     store = figures.store if isinstance(figures, StoreSource) else None
     cells = known_cells(store, config.gpu_models)
     points = profile_points(store) if store else []
-    return render(found, points, cells, _origin(slurm), _shadow_lines(shadow))
+    return render_report(found, points, cells, _origin(slurm), _shadow_lines(shadow))
 
 
 def _shadow(slurm: Slurm, figures: Source, config: Config, found: Report) -> Shadow | None:

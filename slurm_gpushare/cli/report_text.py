@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from datetime import datetime
 
 from slurm_gpushare.cli.output import Cell, Column, right, styled, table, text_of
-from slurm_gpushare.helper.reasons import duration_text
 from slurm_gpushare.report.cpu_advice import CpuSummary
 from slurm_gpushare.report.slow_down import Distribution
 from slurm_gpushare.report.summary import Report
-from slurm_gpushare.report.words import hours
-
-WIDTH = 80
+from slurm_gpushare.report.text import TO_SHARE, duration_text, hours, lines_text, period
 
 
 def report_text(found: Report) -> str:
     """All of it."""
-    moments = (datetime.fromtimestamp(t).strftime("%Y-%m-%d %H:%M") for t in (found.start_s, found.end_s))
-    blocks = [f"GPU sharing, {' to '.join(moments)}", _figures(found)]
+    blocks = [f"GPU sharing, {period(found.start_s, found.end_s)}", _figures(found)]
     if found.pairs:
         columns = (
             Column("RESIDENT"), Column("GUEST"), right("STAYS"), right("MEASURED"),
@@ -55,11 +49,11 @@ def report_text(found: Report) -> str:
 def _figures(found: Report) -> str:
     jobs = f"{len(found.jobs)}, {found.profiled} were profiled"
     if not found.jobs:
-        return lines_text(("GPU jobs", "none in this period"), ("to share", _TO_SHARE))
+        return lines_text(("GPU jobs", "none in this period"), ("to share", TO_SHARE))
     if not found.complete:
         return lines_text(("GPU jobs", jobs), ("shared", "--- (not known: see below)"))
     if not found.shared:
-        return lines_text(("GPU jobs", f"{jobs}, none shared a card"), ("to share", _TO_SHARE), *_cpus(found.cpus))
+        return lines_text(("GPU jobs", f"{jobs}, none shared a card"), ("to share", TO_SHARE), *_cpus(found.cpus))
     isd, expected = found.isd_pct, found.expected_isd_pct
     saved = f"{hours(found.saved_gpu_h)}, {text_of(found.ps_pct, '.0f')} % of what they need alone (PS)"
     avoided = f"{hours(found.wait_avoided_h)} expected, of {found.waits_avoided} guests and successors together"
@@ -90,20 +84,6 @@ def _cpus(cpus: CpuSummary) -> Sequence[tuple[str, str]]:
     short = [f"the GPUs of {cpus.short} wait for more of them"] if cpus.short else []
     spare = [f"{cpus.spare} have some to spare, {cpus.spare_cpu_h:.0f} CPU hours in all"] if cpus.spare else []
     return (("CPUs", f"of {cpus.judged} jobs measured {' and '.join(short + spare)}; 'gpushare job ID' says how many"),)
-
-
-_TO_SHARE = (
-    "a job shares once its token's workload has been measured: sbatch --comment=gpushare:$(gpushare token NAME) ...; "
-    "administrators check the set-up with 'gpushare doctor'"
-)
-
-
-def lines_text(*lines: tuple[str, str]) -> str:
-    indent = " " * 18
-    return "\n".join(
-        textwrap.fill(text, WIDTH, initial_indent=f"{name:<16}  ", subsequent_indent=indent, break_long_words=False)
-        for name, text in lines
-    )
 
 
 def _broken(broken: int, measured: int) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 
 from slurm_gpushare.cli.output import progress
 from slurm_gpushare.helper.explain import SHADOW
-from slurm_gpushare.helper.reasons import duration_text
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.report.assess_page import durations, span
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.report.text import duration_text, durations, span
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.whatif.assess import cards_of, past_job
@@ -27,8 +26,6 @@ from slurm_gpushare.whatif.shadow import (
     known_tokens,
     token_of,
 )
-
-WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,8 @@ def shadow_of(slurm: Slurm, store: Store, config: Config, report: Report) -> Sha
     recorded = Counter(str(item.reasons.get("how", "")) for item in decisions if item.kind == SHADOW)
     if not recorded and config.policy != SHADOW:
         return None
-    jobs = [line.job for line in report.jobs]
-    ended = [job for job in jobs if job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
+    jobs = [job.accounted for job in report.jobs]
+    ended = [job for job in jobs if job and job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
     past = [replace(past_job(job), token=token_of(job), limit_s=job.limit_s) for job in ended]
     settings = replace(PolicySettings.from_config(config), policy="gpushare")
     known = known_tokens(store, config, ended)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict
 
 import click
 
@@ -25,9 +24,11 @@ from slurm_gpushare.cli.output import Cell, Column, echo_json, right, styled, ta
 from slurm_gpushare.helper.occupancy import occupancy
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.users import user_name
-from slurm_gpushare.report.sources import PublishedSource, Source
-from slurm_gpushare.report.status import GpuLine, LiveFigures, TaggedJob, gpu_lines, tagged_jobs
-from slurm_gpushare.report.words import clock
+from slurm_gpushare.report.export import gpu_json, queued_json
+from slurm_gpushare.report.job_view import JobView
+from slurm_gpushare.report.sources import LiveFigures, PublishedSource, Source
+from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
+from slurm_gpushare.report.text import clock
 from slurm_gpushare.slurm.interface import connect
 from slurm_gpushare.slurm.values import expand
 
@@ -48,30 +49,30 @@ GPU_FIELDS: dict[str, tuple[Column, Callable[[GpuLine], Cell]]] = {
     "clusters": (Column("CLUSTER"), lambda line: _each([t.cluster for t in line.occupants])),
     "util": (right("UTIL%", ".0f"), lambda line: line.gpu_util_pct),
     "mem": (right("MEM%", ".0f"), lambda line: line.mem_used_pct),
-    "expected": (Column("EXP%"), lambda line: _each([t.cost.predicted_isd_pct for t in line.occupants], ".0f")),
-    "measured": (Column("ISD%"), lambda line: _each([t.cost.measured_isd_pct for t in line.occupants], ".0f")),
+    "expected": (Column("EXP%"), lambda line: _each([t.expected_isd_pct for t in line.occupants], ".0f")),
+    "measured": (Column("ISD%"), lambda line: _each([t.measured_isd_pct for t in line.occupants], ".0f")),
 }
 GPU_DEFAULT = tuple(name for name in GPU_FIELDS if name != "model")
 
 
-def _why(job: TaggedJob) -> Cell:
+def _why(job: JobView) -> Cell:
     """The helper's reason where there is one, else Slurm's."""
-    return ("paused" if job.paused else job.why) or job.reason
+    return ("paused" if job.paused else job.told and job.told.reason) or job.reason
 
 
-JOB_FIELDS: dict[str, tuple[Column, Callable[[TaggedJob], Cell]]] = {
+JOB_FIELDS: dict[str, tuple[Column, Callable[[JobView], Cell]]] = {
     "jobid": (Column("JOBID"), lambda job: job.key),
     "user": (Column("USER"), lambda job: user_name(job.uid)[:8]),
     "name": (Column("NAME"), lambda job: None),  # of the caller's own jobs alone: see `jobs --me`
     "partition": (Column("PARTITION"), lambda job: job.partition),
     "state": (Column("ST"), lambda job: STATES.get(job.state, job.state)),
-    "time": (right("TIME"), lambda job: clock(job.time_s)),
+    "time": (right("TIME"), lambda job: clock(job.elapsed_s)),
     "cluster": (right("CLUSTER"), lambda job: "probe" if job.probe else job.cluster),
     "gpu": (Column("GPU"), lambda job: job.card),
     "partner": (Column("BESIDE"), lambda job: _each(job.partners)),
-    "expected": (right("EXP%", ".0f"), lambda job: job.cost.predicted_isd_pct),
-    "measured": (right("ISD%", ".0f"), lambda job: job.cost.measured_isd_pct),
-    "start": (right("STARTS_IN"), lambda job: clock(job.wait_s)),
+    "expected": (right("EXP%", ".0f"), lambda job: job.expected_isd_pct),
+    "measured": (right("ISD%", ".0f"), lambda job: job.measured_isd_pct),
+    "start": (right("STARTS_IN"), lambda job: clock(job.told.wait_s if job.told else None)),
     "given": (right("GIVEN"), lambda job: clock(job.given_back_s)),
     "reason": (Column("REASON"), _why),
 }
@@ -113,11 +114,11 @@ def status(
         check_nodes(wanted, (node.name for node in nodes))
         nodes = [node for node in nodes if not wanted or node.name in wanted]
         live = figures.live()
-        lines = gpu_lines(nodes, occupancy(nodes, slurm.jobs()), partitions, live)
+        lines = gpu_lines(nodes, occupancy(nodes, slurm.jobs()), partitions, time.time(), live)
         if watch:
             click.clear()
         if as_json:
-            echo_json([_as_json(line) for line in lines])
+            echo_json([gpu_json(line) for line in lines])
         else:
             columns = [GPU_FIELDS[name] for name in chosen]
             rows = [[value(line) for _, value in columns] for line in lines]
@@ -135,17 +136,6 @@ def status(
 def _tell_unknown(figures: Source, quiet: bool) -> None:
     if figures.note and not quiet:
         warn(figures.note)
-
-
-def _as_json(line: GpuLine) -> dict[str, object]:
-    derived = {"state": line.state, "gpu_util_pct": line.gpu_util_pct, "mem_used_pct": line.mem_used_pct}
-    occupants = [_key_as_job_id(asdict(occupant)) for occupant in line.occupants]
-    return asdict(line) | derived | {"occupants": occupants}
-
-
-def _key_as_job_id(fields: dict[str, object]) -> dict[str, object]:
-    """What Slurm's users call a job's key."""
-    return {"job_id" if name == "key" else name: value for name, value in fields.items()}
 
 
 def _summary(lines: Sequence[GpuLine]) -> str:
@@ -197,14 +187,14 @@ def jobs(
     queue, figures = slurm.jobs(), source(config)
     found = [
         job
-        for job in tagged_jobs(queue, occupancy(slurm.nodes(), queue), figures.live())
+        for job in jobs_that_take_part(queue, occupancy(slurm.nodes(), queue), time.time(), figures.live())
         if (not uids or job.uid in uids)
         and (not wanted_states or job.state in wanted_states)
         and (not partitions or partitions & names(job.partition))
     ]
     own_names = slurm.own_job_names() if me and ("name" in chosen or as_json) else {}
     if as_json:
-        echo_json([_key_as_job_id(asdict(job)) | ({"name": own_names.get(job.key)} if me else {}) for job in found])
+        echo_json([queued_json(job) | ({"name": own_names.get(job.key)} if me else {}) for job in found])
         return
     columns = [JOB_FIELDS[name] for name in chosen]
     if "name" in chosen:

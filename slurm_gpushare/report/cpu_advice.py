@@ -7,11 +7,14 @@ much for others. What a job used is in its record; how fast it would be with oth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurm_gpushare.node.figures import RunFigures
-from slurm_gpushare.slurm.accounting import AccountedJob
+
+if TYPE_CHECKING:
+    from slurm_gpushare.report.job_view import JobView
 
 ALL_BUSY = 0.9
 """From this part of its CPUs on, a job keeps all of them busy."""
@@ -72,10 +75,10 @@ class CpuSummary:
     """CPU hours that these had and would not have needed."""
 
 
-def summarise_cpus(jobs: Iterable[AccountedJob], runs: Mapping[int, RunFigures]) -> CpuSummary:
+def summarise_cpus(jobs: Iterable[JobView]) -> CpuSummary:
     """What the CPUs of these jobs were good for."""
-    judged = [job for job in jobs if (run := runs.get(job.raw_id)) is not None and run.cpu_cores is not None]
-    advice = [(job, found) for job in judged if (found := cpu_advice(job.cpus, runs[job.raw_id])) is not None]
+    judged = [job for job in jobs if job.run is not None and job.run.cpu_cores is not None]
+    advice = [(job, found) for job in judged if (found := job.cpu_advice) is not None]
     spare = [(job, found) for job, found in advice if not found.gpu_waits]
-    unused_h = sum((job.cpus - found.cpus) * job.elapsed_s for job, found in spare) / 3600
+    unused_h = sum((job.cpus - found.cpus) * (job.elapsed_s or 0.0) for job, found in spare) / 3600
     return CpuSummary(len(judged), len(advice) - len(spare), len(spare), unused_h)

@@ -1,33 +1,32 @@
-"""The report for programs: one versioned JSON document, or CSV with one line a job."""
+"""What commands print for programs: versioned JSON documents, and CSV with one line a job."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from slurm_gpushare.report.job_lines import JobLine
+from slurm_gpushare.report.job_view import JobView
+from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.report.text import words
 
 JSON_VERSION = 1
 
-_OF_SLURM = ("user", "account", "partition", "state", "submit_s", "start_s", "end_s", "elapsed_s")
-_OF_SHARING = (
-    "wait_s", "cluster", "role", "partners", "shared_s", "isd_pct", "predicted_isd_pct", "promised_pct",
-)  # fmt: skip
-CSV_COLUMNS = ("job_id", *_OF_SLURM, *_OF_SHARING)
-
-
-def _job(line: JobLine) -> dict[str, Any]:
-    return {
-        "job_id": line.job.key,
-        **{name: getattr(line.job, name) for name in _OF_SLURM},
-        **{name: getattr(line, name) for name in _OF_SHARING},
-        "partners": [partner or None for partner in line.partners],  # None: the site hides jobs from each other
-    }
-
-
+_OF_A_LINE = {
+    name: name
+    for name in (
+        "user", "account", "partition", "state", "submit_s", "start_s", "end_s", "elapsed_s", "wait_s", "cluster",
+        "role", "partners", "shared_s",
+    )
+} | {
+    "isd_pct": "measured_isd_pct", "predicted_isd_pct": "expected_isd_pct", "promised_pct": "promised_pct",
+    "partners": "neighbours",
+}  # fmt: skip
+"""Columns of the CSV, and the view's names for them."""
+CSV_COLUMNS = ("job_id", *_OF_A_LINE)
 _FIGURES = (
     "profiled", "complete", "measured_spans", "ps_pct", "prediction_error_points", "predictions", "wait_avoided_h",
     "waits_avoided", "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs", "given_back_s",
@@ -35,6 +34,28 @@ _FIGURES = (
 )  # fmt: skip
 _IF_COMPLETE = ("shared", "busy_gpu_h", "solo_gpu_h", "saved_gpu_h", "pauses")
 """Unknown as long as it is not known who shared."""
+_OF_A_JOB = (
+    "raw_id", "state", "partition", "submit_s", "end_s", "limit_s", "cpus", "elapsed_s", "wait_avoided_s",
+    "given_back_s", "paused", "paused_s", "cpu_pct", "gpu_mem_pct", "energy_kwh", "shared_s", "expected_isd_pct",
+    "measured_isd_pct", "promised_pct", "cluster", "probe", "opted_out",
+)  # fmt: skip
+_OF_A_QUEUED_JOB = (
+    "uid", "partition", "state", "reason", "cluster", "probe", "card", "partners", "paused", "given_back_s",
+)  # fmt: skip
+_OF_A_GPU = (
+    "node", "index", "model", "usable", "shards_used", "shards_total", "stranger", "state", "gpu_util_pct",
+    "mem_used_pct", "off",
+)  # fmt: skip
+
+
+def _some(thing: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names}
+
+
+def _line(job: JobView) -> dict[str, Any]:
+    values = {"job_id": job.key} | {name: getattr(job, field) for name, field in _OF_A_LINE.items()}
+    hidden_as_none = [partner or None for partner in job.neighbours]  # where the site hides jobs from each other
+    return values | {"partners": hidden_as_none, "elapsed_s": job.elapsed_s or 0}
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -45,8 +66,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "start_s": report.start_s,
         "end_s": report.end_s,
         "summary": {
-            **{name: getattr(report, name) for name in _FIGURES},
-            **{name: getattr(report, name) if report.complete else None for name in _IF_COMPLETE},
+            **_some(report, _FIGURES),
+            **{name: value if report.complete else None for name, value in _some(report, _IF_COMPLETE).items()},
             "jobs": len(report.jobs),
             "past_promise": len(report.past_promise) if report.complete else None,
             "spans": len(report.spans),
@@ -60,7 +81,7 @@ def to_json(report: Report) -> dict[str, Any]:
             asdict(owner) | ({} if report.complete else {"shared": None, "gpu_hours_saved": None})
             for owner in report.owners
         ],
-        "jobs": [_job(line) for line in report.jobs],
+        "jobs": [_line(job) for job in report.jobs],
     }
 
 
@@ -69,6 +90,58 @@ def to_csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for line in report.jobs:
-        writer.writerow(_job(line) | {"partners": " ".join(str(partner or "---") for partner in line.partners)})
+    for job in report.jobs:
+        writer.writerow(_line(job) | {"partners": " ".join(str(partner or "---") for partner in job.neighbours)})
     return out.getvalue()
+
+
+def job_json(job: JobView, story: Sequence[str], note: str) -> dict[str, Any]:
+    """``gpushare job --json``; `note` says why something is null."""
+    why = job.why
+    return {
+        "job_id": job.key,
+        **_some(job, _OF_A_JOB),
+        "role": job.role if job.stays else None,
+        "waited_s": job.wait_s,
+        "nodes": list(job.nodes),
+        "takes_part": job.tag is not None,
+        "start_s": None if job.elapsed_s is None else job.start_s,
+        "cpu_advice": asdict(job.cpu_advice) if job.cpu_advice else None,
+        "telemetry": asdict(job.run) if job.run else None,
+        "stays": [asdict(stay) for stay in job.stays],
+        "now": asdict(job.live) if job.live else None,
+        "reason": None if why is None else {
+            "code": why.code.value, "need": why.need, "have": why.have, "wait_s": why.wait_s,
+            "why": words(why)[0], "what_would_change_it": words(why)[1],
+        },
+        "story": list(story),
+        "note": note,
+    }  # fmt: skip
+
+
+def _cost(job: JobView) -> Mapping[str, float | None]:
+    return {"predicted_isd_pct": job.expected_isd_pct, "measured_isd_pct": job.measured_isd_pct}
+
+
+def queued_json(job: JobView) -> dict[str, Any]:
+    """``gpushare jobs --json``."""
+    why = job.told
+    return {
+        "job_id": job.key,
+        **_some(job, _OF_A_QUEUED_JOB),
+        "cost": _cost(job),
+        "time_s": None if job.elapsed_s is None else int(job.elapsed_s),
+        "why": why.reason if why else None,
+        "wait_s": why.wait_s if why else None,
+    }
+
+
+def gpu_json(line: GpuLine) -> dict[str, Any]:
+    """``gpushare status --json``."""
+    return _some(line, _OF_A_GPU) | {
+        "occupants": [
+            {"job_id": job.key, **_some(job, ("cluster", "whole", "coming")), "cost": _cost(job),
+             "activity": _some(job, ("gpu_util_pct", "mem_used_pct"))}
+            for job in line.occupants
+        ]
+    }  # fmt: skip

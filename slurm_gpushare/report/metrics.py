@@ -16,22 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX
-from slurm_gpushare.protocol.history import Decision, Span, SpanSide
+from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
-from slurm_gpushare.report.slow_down import (
-    Distribution,
-    gpu_s,
-    lasted_s,
-    promised_pct,
-    remembered_tag,
-    role_of,
-    saved_s,
-    span_s,
-    spread,
-    whole_run_isd_pct,
-)
-from slurm_gpushare.report.status import GpuLine, TaggedJob
-from slurm_gpushare.report.words import KINDS
+from slurm_gpushare.report.job_text import KINDS
+from slurm_gpushare.report.job_view import History, JobView, with_history
+from slurm_gpushare.report.slow_down import Distribution, gpu_s, lasted_s, saved_s, spread
+from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.store.sharing import BROKEN_PROMISES, STRIKES
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.stored_jobs import COUNTED
@@ -102,7 +92,7 @@ def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
 
 def metrics(
     gpus: Sequence[GpuLine] | None,
-    jobs: Sequence[TaggedJob],
+    jobs: Sequence[JobView],
     stored: StoreFigures | None = None,
     spool: SpoolState | None = None,
     heartbeat_s: int | None = None,
@@ -125,7 +115,7 @@ def metrics(
     return "\n".join(lines) + "\n"
 
 
-def _now(gpus: Sequence[GpuLine], jobs: Sequence[TaggedJob]) -> Iterator[str]:
+def _now(gpus: Sequence[GpuLine], jobs: Sequence[JobView]) -> Iterator[str]:
     """What Slurm says."""
     states, job_states = Counter(line.state for line in gpus), Counter(job.state.lower() for job in jobs)
     by_state = _labelled("state", {state: states[state] for state in _GPU_STATES})
@@ -193,32 +183,26 @@ def last_day(store: Store, promise: SitePromises, now_s: float) -> LastDay:
     """The day before `now_s`."""
     since_s = now_s - DAY_S
     spans = [_within(span, since_s, now_s) for span in store.sharing.between(since_s, now_s)]
-    elapsed_s: dict[int, float] = {}
-    end_s: dict[int, float] = {}
+    ended: dict[int, JobView] = {}
     for run in store.runs.between(since_s, now_s):
-        elapsed_s[run.job_id] = max(elapsed_s.get(run.job_id, 0.0), run.end_s - run.start_s)
-        end_s[run.job_id] = run.end_s
-    sides: dict[int, list[tuple[float, SpanSide]]] = defaultdict(list)
-    for span in store.sharing.of_jobs(elapsed_s):
-        for side in span.sides:
-            sides[side.job].append((span_s(span, now_s), side))
-    shared = elapsed_s.keys() & sides.keys()
+        known = ended.get(run.job_id)
+        lasted = max(run.end_s - run.start_s, known.elapsed_s or 0.0 if known else 0.0)
+        ended[run.job_id] = JobView(
+            str(run.job_id), run.job_id, -1, "", "", None, int(run.end_s) - int(lasted), int(run.end_s), now_s, lasted
+        )
+    shared: dict[int, list[Span]] = defaultdict(list)
+    for span in store.sharing.of_jobs(ended):
+        for job in {span.resident_job, span.guest_job} & ended.keys():
+            shared[job].append(span)
     decided: dict[int, list[Decision]] = defaultdict(list)
     for decision in store.decisions.of_jobs(shared):
         decided[decision.job_id].append(decision)
-    found: list[float] = []
-    broken = 0
-    for job in shared:
-        tag = remembered_tag(decided[job], end_s[job])
-        isd = whole_run_isd_pct(elapsed_s[job], [(s, side.seen) for s, side in sides[job]], tag.paused_before_s)
-        if isd is not None:
-            found.append(isd)
-            broken += isd > promised_pct(role_of(tag, any(side.joined for _, side in sides[job])), tag, promise)
+    views = [with_history(ended[job], History(own, decided[job]), promise) for job, own in shared.items()]
     return LastDay(
         saved_gpu_s=sum(saved_s(span, now_s) for span in spans),
         shared_gpu_s=sum(gpu_s(span, now_s) for span in spans),
-        isd_pct=spread(found),
-        past_promise=broken,
+        isd_pct=spread(view.measured_isd_pct for view in views if view.measured_isd_pct is not None),
+        past_promise=sum(view.past_promise for view in views),
     )
 
 

@@ -6,24 +6,63 @@ Both answer the same questions. What cannot be known has a note that says why, s
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from slurm_gpushare.helper.occupancy import GpuAddress
-from slurm_gpushare.helper.reasons import duration_text
 from slurm_gpushare.node.figures import run_figures
-from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.history import sides_by_job
 from slurm_gpushare.protocol.record import Record
-from slurm_gpushare.report.job_history import History, JobHistory, of_job
-from slurm_gpushare.report.status import Activity, Cost, LiveFigures
+from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.report.job_view import History, of_job
+from slurm_gpushare.report.summary import Report, summarise
+from slurm_gpushare.report.text import duration_text, moment
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
+from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.values import array_of
-from slurm_gpushare.store.published import NoJobYet, OwnFigures, Published, TokenFigures, read_own, read_public
+from slurm_gpushare.store.published import (
+    NoJobYet,
+    OwnFigures,
+    PublicJob,
+    Published,
+    TokenFigures,
+    read_own,
+    read_public,
+)
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a login node has no database library
     from slurm_gpushare.store.store import Store
+
+Pair = tuple[float | None, float | None]
+STAYS_TRUE_S = 3600.0
+"""An owner's file is replaced only when something changes."""
+FRESH_S = 120.0
+"""An interim record that is older says nothing of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFigures:
+    """What is known now besides Slurm's tables."""
+
+    activity: Mapping[int, Pair] = field(default_factory=dict)
+    """GPU utilisation and memory in per cent, by SLURM_JOB_ID; for those who may read the store."""
+    cost: Mapping[int, Pair] = field(default_factory=dict)
+    """What sharing costs while it lasts: expected and measured slow-down in per cent, by SLURM_JOB_ID."""
+    jobs: Mapping[str, PublicJob] = field(default_factory=dict)
+    """What the helper published, by key."""
+    cards_won: int | None = None
+    """Cards that became empty with one of our jobs next in the queue, and that the helper gave to it; ever since."""
+    cards_lost: int | None = None
+    hold_s: float | None = None
+    """Card time that nodes have kept such cards for."""
+    knowledge: str = ""
+    """The knowledge bases that the helper runs on; empty where that is not known."""
+    off: Mapping[GpuAddress, str] = field(default_factory=dict)
+    """Cards that an administrator has taken out of sharing, and why; for those who may read the store."""
 
 
 class Source(Protocol):
@@ -35,35 +74,56 @@ class Source(Protocol):
     def live(self) -> LiveFigures:
         """Of jobs that are in the queue now."""
 
-    def of_job(self, raw_id: int, key: str, uid: int) -> JobHistory: ...
+    def of_job(self, raw_id: int, key: str, uid: int) -> History:
+        """All of one job."""
 
     def keys(self) -> Mapping[int, str]:
         """What users call the jobs that are in the queue now (6_2), by SLURM_JOB_ID; as of the last `of_job`."""
 
-    def between(self, start_s: float, end_s: float) -> History: ...
+    def between(self, start_s: float, end_s: float) -> History:
+        """Of all jobs of a period."""
 
     def tokens(self, uid: int) -> Mapping[str, TokenFigures] | None:
         """What is known of the user's workloads; None if nothing can be."""
 
 
-def _fresh(directory: Path, now_s: float) -> Published:
+def _fresh(directory: Path) -> Published:
     published = read_public(directory)
-    age_s = now_s - published.at_s
+    age_s = time.time() - published.at_s
     if age_s > published.stale_s:
         raise GpushareError(f"the helper last published {duration_text(age_s)} ago")
     return published
 
 
-class PublishedSource:
+class _Remembered:
+    """Asks for what is in the queue once for all the jobs of a command."""
+
+    def __init__(self) -> None:
+        self._live: LiveFigures | None = None
+        self._live_note = self.note = ""
+
+    def live(self) -> LiveFigures:
+        raise NotImplementedError
+
+    def _now(self) -> LiveFigures:
+        if self._live is None:
+            self._live = self.live()
+            self._live_note = self.note
+        self.note = self._live_note
+        return self._live
+
+    def keys(self) -> Mapping[int, str]:
+        return {job.raw_id: job.key for job in self._live.jobs.values()} if self._live else {}
+
+
+class PublishedSource(_Remembered):
     """For users: the helper's files."""
 
     def __init__(self, directory: Path, uid: int, munge_socket: Path | None) -> None:
+        super().__init__()
         self._directory, self._uid, self._munge_socket = directory, uid, munge_socket
         self._own: OwnFigures | None = None
-        self._is_new = False
-        self._others = False
-        self._live: LiveFigures | None = None
-        self._live_note = self.note = ""
+        self._is_new = self._others = False
 
     def ask_about(self, uids: Collection[int]) -> None:
         """Whose jobs the report is of, none: everybody's. Of other users' nothing was published for this one."""
@@ -80,39 +140,28 @@ class PublishedSource:
 
     def live(self) -> LiveFigures:
         try:
-            published = _fresh(self._directory, time.time())
+            published = _fresh(self._directory)
         except GpushareError as error:
             self.note = f"slow-down and reasons are not known: {error.what}"
-            return LiveFigures({}, {})
+            return LiveFigures()
         jobs = list(published.jobs)
         own = self._read_own() if published.private else None
         if own is not None and time.time() - own.at_s < STAYS_TRUE_S:
             jobs += own.live
         if published.private:
             self.note = "this site hides jobs from each other: only your own are shown with numbers"
-        cost = {job.raw_id: Cost(job.expected_isd_pct, job.measured_isd_pct) for job in jobs}
-        return LiveFigures({}, cost, jobs={job.key: job for job in jobs}, knowledge=published.knowledge)
+        cost = {job.raw_id: (job.expected_isd_pct, job.measured_isd_pct) for job in jobs}
+        return LiveFigures(cost=cost, jobs={job.key: job for job in jobs}, knowledge=published.knowledge)
 
-    def of_job(self, raw_id: int, key: str, uid: int) -> JobHistory:
-        if self._live is None:  # the same for all jobs that are asked about
-            self._live = self.live()
-            self._live_note = self.note
-        self.note = self._live_note
-        live = self._live.jobs.get(key)
+    def of_job(self, raw_id: int, key: str, uid: int) -> History:
+        live = self._now().jobs.get(key)
         own = self._read_own() if uid == self._uid else None
         if own is None:
             if uid != self._uid:
                 self.note = "details of a job are for its owner"
-            return JobHistory(live=live)
-        return JobHistory(
-            of_job(own.decisions, raw_id, key),
-            [s for s in own.spans if raw_id in (s.resident_job, s.guest_job)],
-            own.runs.get(raw_id),
-            live,
-        )
-
-    def keys(self) -> Mapping[int, str]:
-        return {job.raw_id: job.key for job in self._live.jobs.values()} if self._live else {}
+            return History(live=live)
+        spans = [s for s in own.spans if raw_id in (s.resident_job, s.guest_job)]
+        return History(spans, of_job(own.decisions, raw_id, key), own.runs, True, live)
 
     def between(self, start_s: float, end_s: float) -> History:
         if self._others:
@@ -122,14 +171,9 @@ class PublishedSource:
         if own is None:
             return History()
         if start_s < own.since_s:
-            since = time.strftime("%Y-%m-%d", time.localtime(own.since_s))
-            self.note = f"what sharing cost is known from {since} on"
-        return History(
-            [s for s in own.spans if s.start_s < end_s and (s.end_s is None or s.end_s > start_s)],
-            [d for d in own.decisions if start_s <= d.at_s < end_s],
-            own.runs,
-            True,
-        )
+            self.note = f"what sharing cost is known from {moment(own.since_s, '%Y-%m-%d')} on"
+        spans = [s for s in own.spans if s.start_s < end_s and (s.end_s is None or s.end_s > start_s)]
+        return History(spans, [d for d in own.decisions if start_s <= d.at_s < end_s], own.runs, True)
 
     def tokens(self, uid: int) -> Mapping[str, TokenFigures] | None:
         own = self._read_own()
@@ -139,47 +183,45 @@ class PublishedSource:
         return None if own is None else {item.token: item for item in own.tokens}
 
 
-STAYS_TRUE_S = 3600.0
-"""An owner's file is replaced only when something changes."""
-
-
-class StoreSource:
+class StoreSource(_Remembered):
     """For administrators: the store, and the helper's file for what only the helper knows."""
 
     def __init__(self, store: Store, directory: Path) -> None:
+        super().__init__()
         self._directory = directory
         self.store = store
-        self._live: LiveFigures | None = None
-        self._live_note = self.note = ""
 
     def live(self) -> LiveFigures:
-        figures = read_live(self.store)
+        """Interim records younger than two minutes, the spans that last, and what the helper published."""
+        from slurm_gpushare.store.off_cards import off_cards  # here: users' commands need no database library
+
+        store = self.store
+        counts = store.counters.all()
+        met = "cards_won" in counts or "cards_lost" in counts
+        figures = LiveFigures(
+            {record.job_id: _activity(record) for record in store.live.since(time.time() - FRESH_S)},
+            {job: (s.expected_isd_pct, s.measured_isd_pct) for job, s in sides_by_job(store.sharing.open()).items()},
+            cards_won=counts.get("cards_won", 0) if met else None,
+            cards_lost=counts.get("cards_lost", 0) if met else None,
+            hold_s=counts.get("hold_ms", 0) / 1000.0 if met else None,
+            off={GpuAddress(card.node, card.gpu): card.why for card in off_cards(store)},
+        )
         try:
-            published = _fresh(self._directory, time.time())
+            published = _fresh(self._directory)
         except GpushareError as error:
             self.note = f"reasons are not known: {error.what}"
             return figures
         return replace(figures, jobs={job.key: job for job in published.jobs}, knowledge=published.knowledge)
 
-    def of_job(self, raw_id: int, key: str, uid: int) -> JobHistory:
-        store = self.store
-        if self._live is None:  # the same for all jobs that are asked about
-            self._live = self.live()
-            self._live_note = self.note
-        self.note = self._live_note
+    def of_job(self, raw_id: int, key: str, uid: int) -> History:
+        store, live = self.store, self._now().jobs.get(key)
         record = store.live.of_jobs({raw_id}).get(raw_id)
         runs = sorted(store.runs.of_job(raw_id), key=lambda run: run.by_node)
         if runs:
             record = store.runs.record(runs[-1].id) or record
-        return JobHistory(
-            of_job(store.decisions.of_jobs({raw_id, array_of(key)}), raw_id, key),
-            store.sharing.of_job(raw_id),
-            run_figures(record) if record else None,
-            self._live.jobs.get(key),
-        )
-
-    def keys(self) -> Mapping[int, str]:
-        return {job.raw_id: job.key for job in self._live.jobs.values()} if self._live else {}
+        decisions = of_job(store.decisions.of_jobs({raw_id, array_of(key)}), raw_id, key)
+        figures = {raw_id: run_figures(record)} if record else {}
+        return History(store.sharing.of_job(raw_id), decisions, figures, True, live)
 
     def between(self, start_s: float, end_s: float) -> History:
         store = self.store
@@ -192,29 +234,43 @@ class StoreSource:
         return {item.token: item for item in token_figures(self.store, uid)}
 
 
-# What the store knows of running jobs: their latest telemetry, and what sharing costs them.
-
-
-FRESH_S = 120.0
-
-
-def _activity(record: Record) -> Activity:
+def _activity(record: Record) -> Pair:
     """The job's own share of the card: over its shared time if it ever shared, else alone."""
-    period = record.shared if record.neighbours and record.shared.stats else record.alone
-    util, memory = period.stats.get("gpu_util_pct"), period.stats.get("gpu_mem_pct")
-    return Activity(util.mean if util else None, memory.max if memory else None)
+    part = record.shared if record.neighbours and record.shared.stats else record.alone
+    util, memory = part.stats.get("gpu_util_pct"), part.stats.get("gpu_mem_pct")
+    return (util.mean if util else None, memory.max if memory else None)
 
 
-def read_live(store: Store) -> LiveFigures:
-    """Interim records younger than two minutes, the spans of sharing that last, and the cards that are off."""
-    from slurm_gpushare.store.off_cards import off_cards  # here: users' commands need no database library
+# A report: one sacct call, one squeue if jobs still run, three queries.
 
-    activity = {record.job_id: _activity(record) for record in store.live.since(time.time() - FRESH_S)}
-    sides = sides_by_job(store.sharing.open())
-    cost = {job: Cost(side.expected_isd_pct, side.measured_isd_pct) for job, side in sides.items()}
-    off = {GpuAddress(card.node, card.gpu): card.why for card in off_cards(store)}
-    counts = store.counters.all()
-    if "cards_won" not in counts and "cards_lost" not in counts:
-        return LiveFigures(activity, cost, off=off)
-    won, lost, hold_ms = (counts.get(name, 0) for name in ("cards_won", "cards_lost", "hold_ms"))
-    return LiveFigures(activity, cost, won, lost, hold_ms / 1000.0, off=off)
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """As sacct's -u, -A, -p, -M take them; empty does not limit."""
+
+    users: str = ""
+    accounts: str = ""
+    partitions: str = ""
+    slurm_clusters: str = ""
+
+
+def collect(
+    slurm: Slurm, source: Source, period: tuple[datetime, datetime], filters: Filters, promise: SitePromises
+) -> Report:
+    """The report of `period`, local time. What `source` does not know is told as unknown."""
+    start_s, end_s = (moment.timestamp() for moment in period)
+    start, end = (moment.strftime("%Y-%m-%dT%H:%M:%S") for moment in period)
+    query = AccountingQuery(start=start, end=end, **asdict(filters))
+    jobs = (job for job in _with_tags(slurm, slurm.accounting(query)) if job.gpus or job.shards or job.tag)
+    return summarise(jobs, source.between(start_s, end_s), promise, start_s, end_s)
+
+
+def _with_tags(slurm: Slurm, jobs: Sequence[AccountedJob]) -> Sequence[AccountedJob]:
+    """Accounting gets a job's comment when the job ends: until then its tag is in the queue."""
+    if all(job.tag or job.end_s is not None for job in jobs):
+        return jobs
+    try:
+        tags = {job.raw_id: job.tag for job in slurm.jobs() if job.tag}
+    except SlurmError:
+        return jobs  # a report of the past needs no slurmctld
+    return [job if job.tag else replace(job, tag=tags.get(job.raw_id)) for job in jobs]

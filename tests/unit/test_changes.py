@@ -13,7 +13,7 @@ from slurm_gpushare.helper.occupancy import GpuAddress, token_of
 from slurm_gpushare.helper.queue_facts import TokenFacts
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.report.status import tagged_jobs
+from slurm_gpushare.report.status import jobs_that_take_part
 from slurm_gpushare.slurm.job_tokens import JobTokens
 from slurm_gpushare.slurm.queue import Job
 
@@ -201,7 +201,7 @@ def test_nothing_of_ours_stays_in_a_job_that_opted_out() -> None:
 def test_a_job_that_opted_out_has_no_token_any_more() -> None:
     assert token_of(_out()) is None
     assert token_of(job("14", tag=TAG)) == TOKEN_A
-    assert tagged_jobs([_out()], {}) == []
+    assert jobs_that_take_part([_out()], {}, NOW) == []
     tokens = JobTokens(None)  # type: ignore[arg-type]
     tokens.take([_out(state="RUNNING"), running("15", "n1", "gres/shard:v100_1:1", tag=TAG)])
     assert tokens._known == {15: OwnedToken(TOKEN_A, 1000)}

@@ -12,9 +12,8 @@ from slurm_gpushare.cli.report_text import report_text
 from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.report.cpu_advice import CpuAdvice, CpuSummary, cpu_advice
-from slurm_gpushare.report.export import to_json
-from slurm_gpushare.report.job_facts import job_json
-from slurm_gpushare.report.job_history import History
+from slurm_gpushare.report.export import job_json, to_json
+from slurm_gpushare.report.job_view import History
 from slurm_gpushare.report.summary import summarise
 
 STARVED = RunFigures(measured_s=600, gpu_busy_pct=45.0, cpu_cores=3.9)

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from slurm_things import job as make_job
 from store_helpers import record
 
 from slurm_gpushare.node.figures import RunFigures, looks_preallocated, run_figures
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.record import Period, Stat
 from slurm_gpushare.protocol.settings import SitePromises
-from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.report.job_facts import JobFacts, KnownJob, facts_of, job_json
-from slurm_gpushare.report.job_history import JobHistory
-from slurm_gpushare.report.job_text import PREALLOCATED, WIDTH, bar, job_lines
-from slurm_gpushare.report.words import tell
+from slurm_gpushare.report.export import job_json
+from slurm_gpushare.report.job_text import PREALLOCATED, job_lines, tell
+from slurm_gpushare.report.job_view import History, JobView, from_queue, with_history
+from slurm_gpushare.report.text import WIDTH, bar
 from slurm_gpushare.store.published import PublicJob
 
 TOKEN = "gs-" + "a" * 20
@@ -24,17 +24,21 @@ NOW = 10_000
 SHARER = f"GS1:c=2;t={TOKEN};o=gpu:1;g=n1:3"
 
 
-def known(tag: str = SHARER, state: str = "RUNNING", **changes: Any) -> KnownJob:
-    start = None if state == "PENDING" else NOW - 1000
-    job = KnownJob("14", 14, 1001, state, "Priority", "gpu", ("n1",), NOW - 1060, start, None, 3600, 4, parse_tag(tag))
-    return replace(job, **changes)
+def known(tag: str = SHARER, state: str = "RUNNING", **changes: Any) -> JobView:
+    start_s = None if state == "PENDING" else NOW - 1000
+    queued = {"uid": 1001, "state": state, "reason": "Priority", "nodes": ("n1",), "submit_s": NOW - 1060}
+    of_job = {"raw_id", "start_s", "end_s", "cpus"} & changes.keys()
+    job = make_job("14", tag=tag, **queued | {"start_s": start_s} | {name: changes[name] for name in of_job})
+    return replace(from_queue(job, NOW), **changes)
 
 
-def facts(job: KnownJob | None = None, **history: Any) -> JobFacts:
-    return facts_of(job or known(), JobHistory(**history), SitePromises(25, 50), NOW)
+def facts(job: JobView | None = None, run: RunFigures | None = None, **history: Any) -> JobView:
+    job = job or known()
+    runs = {job.raw_id: run} if run else {}
+    return with_history(job, History(runs=runs, **history), SitePromises(25, 50))
 
 
-def text(told: JobFacts, note: str = "", bars: bool = False) -> str:
+def text(told: JobView, note: str = "", bars: bool = False) -> str:
     return "\n".join(job_lines(told, (), note, bars))
 
 
@@ -207,7 +211,7 @@ def test_json_has_the_same_and_null_where_nothing_is_known() -> None:
 
 
 def test_a_reason_of_a_later_release_is_left_out() -> None:
-    assert facts(known(state="PENDING"), live=PublicJob("14", 14, reason="solar-flare")).reason is None
+    assert facts(known(state="PENDING"), live=PublicJob("14", 14, reason="solar-flare")).why is None
 
 
 def test_bars_stay_inside_their_ends() -> None:

@@ -24,9 +24,9 @@ from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.tag import Paused, Tag
-from slurm_gpushare.report.job_lines import job_lines
+from slurm_gpushare.report.job_view import History, remembered_tag, views_of
 from slurm_gpushare.report.metrics import LastDay, SpoolState, last_day, metrics, spool_state, store_figures
-from slurm_gpushare.report.slow_down import Distribution, remembered_tag
+from slurm_gpushare.report.slow_down import Distribution
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.nodes import Node
@@ -44,7 +44,7 @@ DAY = LastDay(7200.0, 36000.0, Distribution(4, 20.0, 10.0, 40.0, 40.0), 1)
 def text(tmp_path: Path) -> str:
     used = "gpu:v100_0:0(IDX:N/A),shard:v100_0:2(2/2,0/2)"
     jobs = [running(key, "n0", "gres/shard:v100_0:1") for key in ("1", "2")]
-    lines = gpu_lines([node(used=used)], occupancy([node(used=used)], jobs), frozenset())
+    lines = gpu_lines([node(used=used)], occupancy([node(used=used)], jobs), frozenset(), NOW)
     with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
         store.decisions.add([Decision(1, 0, "beside"), Decision(2, 0, "beside"), Decision(3, 0, "waits")])
         store.live.beat(at_s=1_800_000_000)
@@ -161,9 +161,9 @@ def test_the_last_day_and_the_report_say_the_same_of_a_job(
         2, "2", "site", 1000, "ann", "lab", "gpu", "COMPLETED", NOW - 1000, None, NOW - 1000, NOW, 1000, None,
         4, ("n0",), 0, 1, tag,
     )  # fmt: skip
-    (line,) = job_lines([accounted], [span], SitePromises(25, 50), NOW, complete=True)
-    assert day.isd_pct.max == pytest.approx(line.isd_pct)
-    assert day.past_promise == line.past_promise
+    (view,) = views_of([accounted], History([span], complete=True), SitePromises(25, 50), NOW)
+    assert day.isd_pct.max == pytest.approx(view.measured_isd_pct)
+    assert day.past_promise == view.past_promise
 
 
 @pytest.mark.parametrize("how", [How.ALONE, How.BESIDE, How.TOGETHER, How.SUCCEEDS])

@@ -16,8 +16,9 @@ from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.history import OPTED_OUT, Decision
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.report import sources
-from slurm_gpushare.report.job_facts import KnownJob, facts_of, from_queue, job_json
+from slurm_gpushare.report.export import job_json
 from slurm_gpushare.report.job_text import job_lines
+from slurm_gpushare.report.job_view import from_queue, with_history
 from slurm_gpushare.report.sources import PublishedSource
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store, published
@@ -53,13 +54,14 @@ class OwnersView:
         self.now_s += after_s
         self._publisher.publish(self._helper.tick(), self.now_s)
 
-    def told(self, known: KnownJob, uid: int = OWNER) -> str:
+    def told(self, job: Job, uid: int = OWNER) -> str:
+        known = from_queue(job, self.now_s)
         source = PublishedSource(self.config.public_dir, uid, None)
         with patch.object(sources.time, "time", lambda: self.now_s):
             history = source.of_job(known.raw_id, known.key, known.uid)
-        facts = facts_of(known, history, self.config.promises, self.now_s)
-        text = " ".join("\n".join(job_lines(facts, (), source.note, False)).split())
-        assert job_json(facts, (), "")["opted_out"] == ("opted out" in text)
+        view = with_history(known, history, self.config.promises)
+        text = " ".join("\n".join(job_lines(view, (), source.note, False)).split())
+        assert job_json(view, (), "")["opted_out"] == ("opted out" in text)
         return text
 
 
@@ -95,14 +97,14 @@ def test_the_owner_is_told_when_the_helper_has_followed_and_ever_after(
         site = OwnersView(config, store, [before, job("9", uid=OWNER + 1, tag=f"GS1:probe;t={TOKEN_A}")])
         site.tick()
         site.slurm.queue = [untagged()]
-        assert "opted out: its owner took the token off" in site.told(from_queue(untagged()))
-        assert "opted out" not in site.told(from_queue(untagged("8"))), "one that never took part"
+        assert "opted out: its owner took the token off" in site.told(untagged())
+        assert "opted out" not in site.told(untagged("8")), "one that never took part"
         site.slurm.queue = [job("11", tag=TAG)]  # the first has ended, and the owner's file is written anew
         site.tick()
         site.restart()
         site.tick(2 * STAYS_S)
-        assert "opted out" in site.told(from_queue(untagged()))
-        assert "opted out" not in site.told(from_queue(untagged()), OWNER + 1), "details are for the owner"
+        assert "opted out" in site.told(untagged())
+        assert "opted out" not in site.told(untagged(), OWNER + 1), "details are for the owner"
 
 
 def test_what_was_long_ago_is_forgotten_and_what_another_release_wrote_left_out(config: Config, unsealed: None) -> None:
@@ -111,7 +113,7 @@ def test_what_was_long_ago_is_forgotten_and_what_another_release_wrote_left_out(
         store.decisions.add([old, Decision(6, NOW - 100, OPTED_OUT, reasons={"key": "6"})])
         site = OwnersView(config, store, [job("11", tag=TAG)])
         site.tick()
-        assert all("opted out" not in site.told(from_queue(untagged(key))) for key in ("5", "6"))
+        assert all("opted out" not in site.told(untagged(key)) for key in ("5", "6"))
 
 
 def test_who_takes_thousands_of_jobs_out_costs_the_helper_no_more_memory(config: Config, unsealed: None) -> None:
@@ -121,15 +123,15 @@ def test_who_takes_thousands_of_jobs_out_costs_the_helper_no_more_memory(config:
         site = OwnersView(config, store, [])
         site.tick()
         assert list(site._publisher._left[OWNER]) == list(many)[-MOST_JOBS:]
-        assert "opted out" in site.told(from_queue(untagged(str(many[-1]))))
+        assert "opted out" in site.told(untagged(str(many[-1])))
 
 
 def test_a_first_run_whose_comment_is_empty_has_opted_out_before_the_helper_follows() -> None:
     """Under Policy=shadow and off the helper never does: it changes no job."""
     first = job("7", tag=f"GS1:probe;t={TOKEN_A}")
-    (found,) = _find(Queue([first], []), ["7"])
+    (found,) = _find(Queue([first], []), ["7"], NOW)
     assert (found.opted_out, found.tag) == (True, None)
-    (found,) = _find(WatchedSlurm([first], []), ["7"])
+    (found,) = _find(WatchedSlurm([first], []), ["7"], NOW)
     assert (found.opted_out, found.tag) == (False, first.tag)
 
 

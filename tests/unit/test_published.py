@@ -19,9 +19,9 @@ from slurm_gpushare.node.figures import RunFigures, run_figures
 from slurm_gpushare.protocol.history import Decision, Span, isd_of_rate, rate_of_isd
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.report import sources
-from slurm_gpushare.report.job_history import of_job
+from slurm_gpushare.report.job_text import tell
+from slurm_gpushare.report.job_view import of_job
 from slurm_gpushare.report.sources import PublishedSource, StoreSource
-from slurm_gpushare.report.words import tell
 from slurm_gpushare.store import Store, published
 from slurm_gpushare.store.credential import Sealed
 from slurm_gpushare.store.published import NotPublished, OwnFigures, PublicJob, Published, TokenFigures
@@ -88,7 +88,7 @@ def test_users_see_their_own_history_and_only_numbers_of_others(unsealed: Path) 
     published.write_public(unsealed, Published(NOW, False, {}, (PublicJob("7_1", 9, expected_isd_pct=12.5),)))
     source = PublishedSource(unsealed, ALICE, None)
     with patch.object(sources.time, "time", lambda: NOW):
-        assert source.live().cost[9].predicted_isd_pct == 12.5
+        assert source.live().cost[9] == (12.5, None)
         assert source.of_job(1, "1", ALICE).spans == [SPAN]
         assert source.between(0, NOW).spans == [SPAN]
         assert (source.tokens(ALICE) or {})["gs-a"].runs == 2

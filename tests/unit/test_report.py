@@ -17,16 +17,16 @@ from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag
-from slurm_gpushare.report.charts.axes import ticks
+from slurm_gpushare.report import report_page
+from slurm_gpushare.report.axes import ticks
 from slurm_gpushare.report.export import CSV_COLUMNS, to_csv, to_json
-from slurm_gpushare.report.job_history import History
-from slurm_gpushare.report.page import gpu_time
-from slurm_gpushare.report.page.knowledge import KnowledgeCells, ProfilePoint
-from slurm_gpushare.report.page.report_page import opening, render
-from slurm_gpushare.report.page.style import STYLE
+from slurm_gpushare.report.gpu_time import accrued, shared_by_card, stays_by_card, stretches
+from slurm_gpushare.report.job_view import History, JobView
+from slurm_gpushare.report.report_page import KnowledgeCells, ProfilePoint
+from slurm_gpushare.report.report_page import render_report as render
 from slurm_gpushare.report.slow_down import Distribution, isd_pct, spread
-from slurm_gpushare.report.summary import Report, accrued, shared_by_card, stretches, summarise
-from slurm_gpushare.report.words import natural
+from slurm_gpushare.report.summary import Report, summarise
+from slurm_gpushare.report.text import natural
 from slurm_gpushare.slurm.accounting import AccountedJob
 
 T0 = 1_790_000_000
@@ -47,6 +47,25 @@ def span(resident: int, guest: int, start: int, end: int | None, **rates: float)
     return Span(resident, guest, "gs-r", "gs-g", "gpu0", 1, "V100", T0 + start, ended, **rates)
 
 
+def row(view: JobView) -> AccountedJob:
+    assert view.accounted is not None
+    return view.accounted
+
+
+def words(page: str) -> str:
+    """The page as it is read."""
+    return " ".join(re.sub(r"<style.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+
+
+def opening(report: Report) -> str:
+    return words(render(report).split('class="result">')[1].split("</header>")[0])
+
+
+def part(page: str, title: str) -> str:
+    """The section of the page under one heading."""
+    return page.split(f"<h2>{title}</h2>")[1].split("<h2>")[0]
+
+
 def summary(jobs: Sequence[AccountedJob], spans: Sequence[Span], decisions: Sequence[Decision] = ()) -> Report:
     return summarise(jobs, History(spans, decisions, complete=True), PROMISE, T0, T0 + 4000)
 
@@ -62,28 +81,28 @@ def pair() -> Report:
 
 def test_slow_down_is_over_the_whole_run(pair: Report) -> None:
     resident, guest = pair.jobs
-    assert resident.isd_pct == pytest.approx(100 * (2000 / 1800 - 1))
-    assert guest.isd_pct == pytest.approx(100)
-    assert guest.predicted_isd_pct == pytest.approx(100 * (1 / 0.6 - 1))
+    assert resident.measured_isd_pct == pytest.approx(100 * (2000 / 1800 - 1))
+    assert guest.measured_isd_pct == pytest.approx(100)
+    assert guest.expected_isd_pct == pytest.approx(100 * (1 / 0.6 - 1))
 
 
 def test_a_pause_slows_nobody_but_who_was_paused_and_saves_nothing(pair: Report) -> None:
     stood_still = replace(pair.spans[0], paused_s=400)
-    jobs = [pair.jobs[0].job, replace(pair.jobs[1].job, elapsed_s=600)]  # Slurm leaves suspended time out
+    jobs = [row(pair.jobs[0]), replace(row(pair.jobs[1]), elapsed_s=600)]  # Slurm leaves suspended time out
     found = summary(jobs, [stood_still])
-    assert found.jobs[0].isd_pct == pytest.approx(100 * (2000 / (2000 - 600 * 0.2) - 1))
+    assert found.jobs[0].measured_isd_pct == pytest.approx(100 * (2000 / (2000 - 600 * 0.2) - 1))
     assert found.saved_gpu_h * 3600 == pytest.approx(600 * (0.8 + 0.5 - 1))
     assert found.busy_gpu_h * 3600 == pytest.approx(2000)
     assert accrued(found)[-1][1] * 3600 == pytest.approx(600 * (0.8 + 0.5 - 1))
 
 
 def test_a_pause_by_signal_takes_no_gpu_time_and_slows_who_was_stopped(pair: Report) -> None:
-    guest = replace(pair.jobs[1].job, tag=Tag(cluster=2, paused_before_s=400, stopped_before_s=400))
-    found = summary([pair.jobs[0].job, guest], [replace(pair.spans[0], paused_s=400)])
-    assert found.jobs[1].isd_pct == pytest.approx(100 * (1000 / 300 - 1))
+    guest = replace(row(pair.jobs[1]), tag=Tag(cluster=2, paused_before_s=400, stopped_before_s=400))
+    found = summary([row(pair.jobs[0]), guest], [replace(pair.spans[0], paused_s=400)])
+    assert found.jobs[1].measured_isd_pct == pytest.approx(100 * (1000 / 300 - 1))
     assert found.busy_gpu_h * 3600 == pytest.approx(2000)
     left_behind = replace(guest, tag=Tag(cluster=2, paused=Paused(T0 + 1400)))  # it ended in its pause, at T0 + 1500
-    assert summary([pair.jobs[0].job, left_behind], pair.spans).paused_s == 100
+    assert summary([row(pair.jobs[0]), left_behind], pair.spans).paused_s == 100
 
 
 def test_saving_is_work_done_less_time_used(pair: Report) -> None:
@@ -94,13 +113,13 @@ def test_saving_is_work_done_less_time_used(pair: Report) -> None:
 
 
 def test_a_guest_slowed_past_the_cap_is_named(pair: Report) -> None:
-    assert [line.job.raw_id for line in pair.past_promise] == [2]
+    assert [line.raw_id for line in pair.past_promise] == [2]
 
 
 def test_the_owners_own_cap_counts_where_it_is_lower() -> None:
     jobs = [job(1, 0, 2000, Tag(max_isd_pct=10)), job(2, 500, 1500, Tag())]
     found = summary(jobs, [span(1, 2, 500, 1500, resident_rate_seen=0.8, guest_rate_seen=0.9)])
-    assert [(line.job.raw_id, line.promised_pct) for line in found.past_promise] == [(1, 10)]
+    assert [(line.raw_id, line.promised_pct) for line in found.past_promise] == [(1, 10)]
 
 
 def test_waits_are_told_by_role(pair: Report) -> None:
@@ -120,7 +139,7 @@ def test_pairs_of_clusters(pair: Report) -> None:
 def test_what_was_not_measured_is_unknown_not_zero() -> None:
     jobs = [job(1, 0, 2000, Tag()), job(2, 500, 1500, Tag())]
     found = summary(jobs, [span(1, 2, 500, 1500)])
-    assert [line.isd_pct for line in found.jobs] == [None, None]
+    assert [line.measured_isd_pct for line in found.jobs] == [None, None]
     assert found.isd_pct == Distribution(0)
     assert found.prediction_error_points is None
 
@@ -129,7 +148,7 @@ def test_jobs_still_running_count_up_to_now() -> None:
     jobs = [job(1, 0, None, Tag()), job(2, 3000, None, Tag())]
     found = summary(jobs, [span(1, 2, 3000, None, resident_rate_seen=0.5, guest_rate_seen=0.5)])
     assert found.jobs[0].shared_s == 1000
-    assert found.jobs[0].isd_pct == pytest.approx(100 * (4000 / 3500 - 1))
+    assert found.jobs[0].measured_isd_pct == pytest.approx(100 * (4000 / 3500 - 1))
 
 
 def test_a_users_own_job_has_shared_with_a_job_that_is_not_in_the_report() -> None:
@@ -137,7 +156,7 @@ def test_a_users_own_job_has_shared_with_a_job_that_is_not_in_the_report() -> No
         [job(1, 0, 2000, Tag())], [span(1, 2, 500, 1500, resident_rate_seen=0.8, guest_rate_seen=0.5), span(8, 9, 0, 1)]
     )
     (line,) = found.jobs
-    assert (line.role, line.partners, len(found.spans)) == ("resident", (2,), 1)
+    assert (line.role, line.neighbours, len(found.spans)) == ("resident", (2,), 1)
     assert found.saved_gpu_h * 3600 == pytest.approx(150)  # half of what the two saved
     assert found.busy_gpu_h * 3600 == 1500
 
@@ -200,10 +219,10 @@ def test_an_empty_period_has_a_report() -> None:
 
 
 def test_the_page_opens_with_the_result_in_words(pair: Report) -> None:
-    said = opening(pair).replace("\N{NO-BREAK SPACE}", " ")
+    said = opening(pair)
     assert said.startswith("2 of 2 GPU jobs shared a card. They took 33 min of GPU time and would have taken 38 min")
     assert "slow-down of 2 jobs was measured" in said
-    assert "<b>1</b> ran longer than promised" in said
+    assert "and 1 ran longer than promised" in said
     assert said.endswith("1 job started earlier, by an expected 30 min in all.")
     unknown = summarise([job(1, 0, 100, Tag(cluster=0))], History(), PROMISE, T0, T0 + 4000)
     assert "not known" in opening(unknown)
@@ -217,8 +236,8 @@ def test_savings_are_booked_while_a_stay_lasts(pair: Report) -> None:
 
 
 def test_saved_and_used_gpu_time_are_drawn_over_the_same_time(pair: Report) -> None:
-    words = re.compile(r'class="tick">(\d\d:\d\d)<')
-    used, saved = (words.findall(draw(pair)) for draw in (gpu_time.over_time, gpu_time.savings))
+    clock = re.compile(r'class="tick">(\d\d:\d\d)<')
+    used, saved = (clock.findall(part(render(pair), title)) for title in ("GPU time", "GPU time saved"))
     assert used == saved
     assert len(used) > 4
 
@@ -226,7 +245,7 @@ def test_saved_and_used_gpu_time_are_drawn_over_the_same_time(pair: Report) -> N
 def test_the_cards_of_all_nodes_are_drawn_over_the_same_time(pair: Report) -> None:
     elsewhere = replace(pair.spans[0], resident_job=3, guest_job=4, node="gpu1")
     later = [job(3, 2500, 3900, Tag(cluster=0)), job(4, 2600, 3800, Tag(cluster=1))]
-    page = gpu_time.cards(summary([*(line.job for line in pair.jobs), *later], [*pair.spans, elsewhere]))
+    page = part(render(summary([*map(row, pair.jobs), *later], [*pair.spans, elsewhere])), "Card by card")
     first, second = (re.findall(r'class="tick">(\d\d:\d\d)<', node) for node in page.split("<details")[1:])
     assert first == second
 
@@ -318,8 +337,8 @@ def test_text_on_the_page_is_escaped() -> None:
 def test_a_card_of_many_jobs_is_told_by_how_much_of_the_time_it_was_shared(
     pair: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_time, "MAX_BARS", 1)
-    page = gpu_time.cards(pair)
+    monkeypatch.setattr(report_page, "MAX_BARS", 1)
+    page = part(render(pair), "Card by card")
     assert "Node gpu0: 2 jobs on 1 shared GPU" in page
     assert "<path " in page
     found, shares = shared_by_card(pair)
@@ -342,7 +361,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 def test_letters_and_pictures_stand_out_from_the_paper_in_light_and_dark() -> None:
-    light, dark = STYLE.split("prefers-color-scheme: dark", 1)
+    light, dark = render(summary([], [])).split("prefers-color-scheme: dark", 1)
     colours = dict(re.findall(r"--(\w+): (#\w+)", light))
     for scheme in (colours, colours | dict(re.findall(r"--(\w+): (#\w+)", dark))):
         for name in ("ink", "soft", "bad", "accent"):
@@ -355,14 +374,15 @@ def test_what_was_given_back_and_paused_is_told() -> None:
     tag = parse_tag("GS1:c=0;t=gs-r;o=gpu:1;x=3")
     rates = {"resident_rate": 0.9, "guest_rate": 0.9, "resident_rate_seen": 0.9, "guest_rate_seen": 0.9}
     jobs = [job(1, 0, 2000, tag), job(2, 500, 1500, Tag(cluster=0, paused_before_s=120))]
-    found = summary(jobs, [span(1, 2, 500, 1500, **rates)], [Decision(2, T0 + 600, "paused", partner_job=1)])
+    stood, went_on = Decision(2, T0 + 600, "paused", partner_job=1), Decision(2, T0 + 720, "resumed")
+    found = summary(jobs, [span(1, 2, 500, 1500, **rates)], [stood, went_on])
     assert (found.given_back_s, found.given_back_jobs, found.pauses) == (180, 1, 1)
-    said = render(found).replace("\N{NO-BREAK SPACE}", " ")
+    said = words(render(found))
     assert "neighbours were paused 1 time, 2.0 min in all, and 3.0 min were added to the time limits of 1 job." in said
 
 
 def test_jobs_that_share_a_card_are_drawn_one_above_the_other() -> None:
     jobs = [job(1, 1, 1000, Tag(cluster=0)), job(2, 500, 2000, Tag(cluster=1)), job(3, 1000, 1500, Tag(cluster=2))]
     found = summary(jobs, [span(1, 2, 500, 1000), span(2, 3, 1000, 1500)])
-    (stays,) = gpu_time._stays(found).values()
+    (stays,) = stays_by_card(found).values()
     assert [stay.lane for stay in stays] == [0, 1, 0], "who stays when the resident ends keeps its lane"

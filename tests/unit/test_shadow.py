@@ -24,11 +24,10 @@ from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config, SitePromises, parse_config
 from slurm_gpushare.protocol.tag import Tag
-from slurm_gpushare.report.job_history import History
-from slurm_gpushare.report.page.report_page import render
-from slurm_gpushare.report.page.shadow_period import TITLE
+from slurm_gpushare.report.job_text import of_decision
+from slurm_gpushare.report.job_view import History
+from slurm_gpushare.report.report_page import SHADOW_TITLE, render_report
 from slurm_gpushare.report.summary import Report, summarise
-from slurm_gpushare.report.words import of_decision
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
@@ -250,21 +249,21 @@ class TestSection:
         text = dict(shadow_lines(found))
         assert text["recorded"].startswith("1 jobs would have been placed, 1 of them beside another")
         assert {"would share", "would save", "slow-down (ISD)", "mean wait"} <= text.keys()
-        page = render(report, shadow=shadow_lines(found))
-        assert f"<h2>{TITLE}</h2>" in page
+        page = render_report(report, shadow=shadow_lines(found))
+        assert f"<h2>{SHADOW_TITLE}</h2>" in page
         assert text["would save"] in page
-        assert TITLE not in render(report)
+        assert SHADOW_TITLE not in render_report(report)
 
     def test_tokens_of_two_gpu_models_never_share(self, shared: tuple[Config, Store], report: Report) -> None:
         config, store = shared
         enter_profiles(store, [KnownProfile(TOKEN_B, 1000, "A100", 2000, 40960, 1, 600.0)])
         both = replace(config, gpu_models=("v100", "a100"))
-        found = known_tokens(store, both, [line.job for line in report.jobs])
+        found = known_tokens(store, both, [job.accounted for job in report.jobs if job.accounted])
         assert found.can_share.tolist() == [[True, False], [False, True]]
 
     def test_users_and_memory_that_keep_two_tokens_apart(self, shared: tuple[Config, Store], report: Report) -> None:
         config, store = shared
-        jobs = [line.job for line in report.jobs]
+        jobs = [job.accounted for job in report.jobs if job.accounted]
 
         def can_share(**changes: object) -> list[list[bool]]:
             found = known_tokens(store, replace(config, **changes), jobs)  # type: ignore[arg-type]

@@ -3,12 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from slurm_things import TOKEN_A, job, node, running
+from slurm_things import NOW, TOKEN_A, job, node, running
 
 from slurm_gpushare.cli.output import wrapped
-from slurm_gpushare.cli.status import _as_json, _notes
+from slurm_gpushare.cli.status import _notes
 from slurm_gpushare.helper.occupancy import occupancy
-from slurm_gpushare.report.status import NOTHING_LIVE, Activity, Cost, GpuLine, LiveFigures, gpu_lines, tagged_jobs
+from slurm_gpushare.report.export import gpu_json
+from slurm_gpushare.report.sources import LiveFigures
+from slurm_gpushare.report.status import NOTHING_LIVE, GpuLine, gpu_lines, jobs_that_take_part
 
 SHARED = "gpu:v100_0:0(IDX:N/A),shard:v100_0:2(2/2,0/2)"
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
@@ -18,7 +20,7 @@ def lines(live: LiveFigures = NOTHING_LIVE, used: str = SHARED) -> list[GpuLine]
     first = running("1", "n0", "gres/shard:v100_0:1", start_s=100, tag=TAG)
     second = running("2", "n0", "gres/shard:v100_0:1", start_s=200)
     nodes = [node(used=used)]
-    return gpu_lines(nodes, occupancy(nodes, [first, second]), frozenset(), live)
+    return gpu_lines(nodes, occupancy(nodes, [first, second]), frozenset(), NOW, live)
 
 
 def test_a_line_a_gpu_with_its_jobs_in_order_of_arrival() -> None:
@@ -29,7 +31,7 @@ def test_a_line_a_gpu_with_its_jobs_in_order_of_arrival() -> None:
 
 
 def test_json_calls_a_key_what_slurms_users_call_it() -> None:
-    first, second = _as_json(lines()[0])["occupants"]  # type: ignore[misc]
+    first, second = gpu_json(lines()[0])["occupants"]
     assert (first["job_id"], second["job_id"]) == ("1", "2")
     assert "key" not in first
 
@@ -39,15 +41,15 @@ def test_without_telemetry_utilisation_is_unknown_not_zero() -> None:
 
 
 def test_utilisation_adds_up_to_no_more_than_the_card() -> None:
-    live = LiveFigures({1: Activity(70, 40), 2: Activity(60, 20)}, {2: Cost(10, 12)})
+    live = LiveFigures({1: (70, 40), 2: (60, 20)}, {2: (10, 12)})
     shared = lines(live)[0]
     assert (shared.gpu_util_pct, shared.mem_used_pct) == (100, 60)
-    assert shared.occupants[1].cost == Cost(10, 12)
+    assert (shared.occupants[1].expected_isd_pct, shared.occupants[1].measured_isd_pct) == (10, 12)
 
 
 def test_nodes_of_other_partitions_are_left_out() -> None:
     nodes = [node()]
-    assert gpu_lines(nodes, occupancy(nodes, []), frozenset({"elsewhere"})) == []
+    assert gpu_lines(nodes, occupancy(nodes, []), frozenset({"elsewhere"}), NOW) == []
 
 
 def test_a_job_knows_its_place_and_its_partner() -> None:
@@ -56,7 +58,7 @@ def test_a_job_knows_its_place_and_its_partner() -> None:
     waiting = job("3", tag=f"GS1:probe;t={TOKEN_A}")
     stranger = running("4", "n0", "gres/gpu:1")
     queue = [first, second, waiting, stranger]
-    found = tagged_jobs(queue, occupancy([node(used=SHARED)], queue))
+    found = jobs_that_take_part(queue, occupancy([node(used=SHARED)], queue), NOW)
     assert [(entry.key, entry.card, entry.partners) for entry in found] == [
         ("1", "n0:0", ("2",)),
         ("2", "n0:0", ("1",)),
@@ -68,7 +70,7 @@ def test_a_job_knows_its_place_and_its_partner() -> None:
 def test_time_is_as_squeue_shows_it() -> None:
     paused = running("1", "n0", "gres/shard:v100_0:1", start_s=1000, state="SUSPENDED", tag=f"{TAG};q=50;p=1700")
     stopped = running("2", "n0", "gres/shard:v100_0:1", start_s=1000, state="STOPPED", tag=f"{TAG};q=50;s=50;p=1700s")
-    assert [entry.time_s for entry in tagged_jobs([paused, stopped], {}, now_s=2000.0)] == [650, 1000]
+    assert [entry.elapsed_s for entry in jobs_that_take_part([paused, stopped], {}, 2000.0)] == [650, 1000]
 
 
 def test_status_imports_no_database_and_no_numbers() -> None:

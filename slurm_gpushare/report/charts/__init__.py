@@ -1,1 +1,0 @@
-"""Pictures for the report's pages: numbers in, SVG text out."""

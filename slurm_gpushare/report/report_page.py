@@ -1,0 +1,243 @@
+"""The report as one self-contained page: what its pictures are made of. Words and layout are in report.html.j2."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from slurm_gpushare.report.gpu_time import accrued, crosses_period, shared_by_card, stays_by_card, stretches
+from slurm_gpushare.report.job_view import GUEST, JOINED, ROLES, JobView
+from slurm_gpushare.report.pages import Origin, cluster_key, render
+from slurm_gpushare.report.summary import Report
+from slurm_gpushare.report.text import cluster_name, counted, duration_text, hours, moment, natural, per_cent, period
+
+if TYPE_CHECKING:  # a login node has no database library
+    from slurm_gpushare.store.store import Store
+
+MAX_BARS = 4000
+MAX_DOTS = 2000
+MAX_NODES = 12
+"""More are folded up once more."""
+SHOWN = 20
+"""Rows of the table of broken promises; the others are folded up."""
+SHADOW_TITLE = "In the shadow: what sharing would have done"
+_EACH = {60: "minute", 300: "5 minutes", 3600: "hour", 21600: "6 hours", 86400: "day", 604800: "week"}
+_ISD_EDGES = (0, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
+_LONG_WAITS = (
+    (0, "< 1 min"), (60, "1-5 min"), (300, "5-15 min"), (900, "15-60 min"), (3600, "1-4 h"), (14400, "4-12 h"),
+    (43200, "> 12 h"),
+)  # fmt: skip
+_SHORT_WAITS = (
+    (0, "< 10 s"), (10, "10-30 s"), (30, "30-60 s"), (60, "1-2 min"), (120, "2-5 min"), (300, "5-15 min"),
+)  # fmt: skip
+Bars = list[tuple[str, list[float]]]
+
+
+class ProfilePoint(NamedTuple):
+    """A workload in the cluster picture."""
+
+    mgup_pct: float
+    mgmap_pct: float
+    cluster: int | None
+
+
+class KnowledgeCells(NamedTuple):
+    """Predicted ISD in per cent by (victim cluster, neighbour's cluster); None where nothing is known."""
+
+    title: str
+    """Of which GPU model, and from what."""
+    isd_pct: Sequence[Sequence[float | None]]
+
+
+def profile_points(store: Store) -> list[ProfilePoint]:
+    """Every profiled workload, for the picture of the clusters."""
+    return [
+        ProfilePoint(profile.features["mgup"], profile.features["mgmap"], profile.cluster)
+        for profile in store.profiles.all()
+        if {"mgup", "mgmap"} <= profile.features.keys()
+    ]
+
+
+def known_cells(store: Store | None, site_models: Sequence[str]) -> list[KnowledgeCells]:
+    """What clusters do to each other on each of the site's GPU models, for the heat maps: by this site's tokens, where
+    the store may be read, and by the knowledge base that they started from. None where numpy is not installed."""
+    try:
+        from slurm_gpushare.helper.site_knowledge import of_base, of_site
+        from slurm_gpushare.knowledge.kb import default_kb
+        from slurm_gpushare.store.workloads import models_of
+    except ModuleNotFoundError:
+        return []
+    models = models_of(store.database, site_models).values() if store else ()
+    figures = [figure for model in models for figure in of_site(store, model)] if store else [of_base(default_kb())]
+    return [
+        KnowledgeCells(figure.title, [[None if v != v else float(v) for v in row] for row in figure.isd()])
+        for figure in figures
+    ]
+
+
+def render_report(
+    report: Report,
+    profiles: Sequence[ProfilePoint] = (),
+    cells: Sequence[KnowledgeCells] = (),
+    origin: Origin | None = None,
+    shadow: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The whole page. `shadow` are the lines about what sharing would have done."""
+    origin = origin or Origin()
+    measured = [job for job in report.jobs if job.measured_isd_pct is not None]
+    both = [job for job in measured if job.expected_isd_pct is not None]
+    users = {job.raw_id: job.user for job in report.jobs}
+    dots = [(job.expected_isd_pct, job.measured_isd_pct, job.cluster, f"job {job.key}") for job in both[-MAX_DOTS:]]
+    clusters = [(p.mgup_pct, p.mgmap_pct, p.cluster, cluster_name(p.cluster)) for p in profiles[-MAX_DOTS:]]
+    return render(
+        "report.html.j2",
+        title=f"GPU sharing on {origin.slurm_cluster}" if origin.slurm_cluster else "GPU sharing",
+        period=period(report.start_s, report.end_s),
+        origin=origin,
+        report=report,
+        shadow_title=SHADOW_TITLE,
+        shadow=shadow,
+        used=used_time(report),
+        saved=saved_time(report),
+        slow_down=_slow_downs(measured),
+        marks=_promises(measured),
+        broken=[
+            (job, ", ".join(f"{n} ({users[n]})" if n in users else str(n) for n in job.neighbours if n))
+            for job in sorted(report.past_promise, key=lambda job: job.measured_isd_pct or 0, reverse=True)
+        ],
+        shown=SHOWN,
+        most_nodes=MAX_NODES,
+        waits=_waits(report),
+        roles=[(role, report.waits_s[role]) for role in ROLES if report.waits_s[role].count],
+        nodes=card_by_card(report),
+        predictions=dots,
+        furthest=max([10.0, *(max(x or 0.0, y or 0.0) for x, y, *_ in dots)]) * 1.05,
+        cells=cells,
+        profiles=clusters,
+        all_dots=(len(both), len(profiles)),
+        owners=sorted(report.owners, key=lambda line: natural(line.user)),
+        cluster_key=cluster_key,
+    )  # fmt: skip
+
+
+def _unit(most_h: float) -> tuple[float, str]:
+    """What to multiply hours by for an axis that goes so far, and its unit."""
+    return (1.0, "hours") if abs(most_h) >= 1.0 else (60.0, "minutes")
+
+
+def used_time(report: Report) -> dict[str, Any] | None:
+    """GPU time by hour, day or week: it stays readable however many jobs there are."""
+    found = stretches(report)
+    if not report.shared or not found:
+        return None  # the page's opening says so, and what to do
+    step_s = round(found[0].end_s - found[0].start_s)
+    factor, unit = _unit(max(item.alone_h + item.shared_h for item in found))
+    bins = []
+    for item in found:
+        when, with_one = moment(item.start_s, "%d %b %H:%M"), f"{hours(item.alone_h)} with one job"
+        title = f"from {when}: {hours(item.shared_h)} shared, {with_one}"
+        bins.append((item.start_s, item.end_s, factor * item.alone_h, factor * item.shared_h, title))
+    return {
+        "bins": bins, "unit": unit, "each": _EACH.get(step_s, duration_text(step_s)),
+        "highest": max(low + high for _, _, low, high, _ in bins),
+        "shared_h": sum(item.shared_h for item in found), "alone_h": sum(item.alone_h for item in found),
+    }  # fmt: skip
+
+
+def saved_time(report: Report) -> dict[str, Any] | None:
+    """GPU time saved so far, booked while jobs share."""
+    points, found = accrued(report), stretches(report)
+    if len(points) < 2 or not found:
+        return None
+    # From and to where the picture of GPU time goes, so that the two can be compared.
+    points = [(min(found[0].start_s, points[0][0]), 0.0), *points, (max(found[-1].end_s, points[-1][0]), points[-1][1])]
+    factor, unit = _unit(max(abs(value) for _, value in points))
+    return {
+        "points": [(at_s, factor * value) for at_s, value in points], "unit": unit, "cut": crosses_period(report)
+    }  # fmt: skip
+
+
+def _place(value: float) -> float:
+    """Where a slow-down lies among the bars."""
+    for i, (low, high) in enumerate(pairwise(_ISD_EDGES)):
+        if value < high:
+            return i + (value - low) / (high - low)
+    return len(_ISD_EDGES) - 1
+
+
+def _grouped(names: int, jobs: Iterable[JobView], bar_of: Callable[[JobView], int], titles: tuple[str, str]) -> Bars:
+    """How many jobs are in each bar: those who joined a card, and all others."""
+    groups: Bars = [(title, [0.0] * names) for title in titles]
+    for job in jobs:
+        groups[0 if job.role in JOINED else 1][1][bar_of(job)] += 1
+    return groups
+
+
+def _slow_downs(measured: Sequence[JobView]) -> dict[str, Any]:
+    names = [f"{a}-{b}" for a, b in pairwise(_ISD_EDGES)] + [f"{_ISD_EDGES[-1]}+"]
+
+    def bar_of(job: JobView) -> int:
+        return min(int(_place(max(job.measured_isd_pct or 0.0, 0.0))), len(names) - 1)
+
+    return {"names": names, "groups": _grouped(len(names), measured, bar_of, ("joined", "residents"))}
+
+
+def _promises(measured: Sequence[JobView]) -> list[tuple[float, str]]:
+    """Lines at the site's promises: the highest of each role, since an owner's own is less."""
+    found = []
+    for who, guests in (("residents", False), ("guests", True)):
+        values = [job.promised_pct or 0.0 for job in measured if (job.role == GUEST) == guests]
+        if values:
+            found.append((_place(max(values)), f"{who}: {max(values):.0f} %"))
+    return found
+
+
+def _waits(report: Report) -> dict[str, Any]:
+    """From submission to start, in per cent of the jobs: those who joined a card beside all others."""
+    longest_s = max((wait.max or 0.0 for wait in report.waits_s.values()), default=0.0)
+    bins = _SHORT_WAITS if longest_s < 900 else _LONG_WAITS
+    waited = [job for job in report.jobs if job.wait_s is not None]
+
+    def bar_of(job: JobView) -> int:
+        return max(i for i, (least_s, _) in enumerate(bins) if (job.wait_s or 0) >= least_s)
+
+    groups, told = [], []
+    for name, counts in _grouped(len(bins), waited, bar_of, ("joined a card", "had a whole one")):
+        total = sum(counts)
+        shares = [100 * count / total if total else 0.0 for count in counts]
+        groups.append((name, shares))
+        told += [f"{per_cent(shares[0])} of the {total:,.0f} that {name}"] if total else []
+    return {"names": [name for _, name in bins], "groups": groups, "told": " and ".join(told)}
+
+
+def card_by_card(report: Report) -> list[dict[str, Any]]:
+    """A node at a time: who was on which card when; of nodes with too many jobs to draw, how much they shared."""
+    rows = stays_by_card(report)
+    if not rows:
+        return []
+    indices: dict[str, list[int]] = defaultdict(list)
+    for node, index in sorted(rows):
+        indices[node].append(index)
+    found, shares = shared_by_card(report)
+    everybody = [stay for stays in rows.values() for stay in stays]
+    start_s = max(report.start_s, min(stay.start_s for stay in everybody))
+    end_s = max(min(report.end_s, max(stay.end_s for stay in everybody)), start_s + 1)
+    drawn, blocks = 0, []
+    for node in sorted(indices, key=natural):
+        of_node = [(f"{node}:{index}", rows[node, index]) for index in indices[node]]
+        jobs = sum(len(stays) for _, stays in of_node)
+        fits = drawn + jobs <= MAX_BARS
+        drawn += jobs if fits else 0
+        blocks.append(
+            {
+                "words": f"Node {node}: {counted(jobs, 'job')} on {counted(len(of_node), 'shared GPU')}",
+                "stays": of_node if fits else None,
+                "shares": [(f"{node}:{index}", shares[node, index]) for index in indices[node]],
+                "from_s": start_s if fits else found[0].start_s,
+                "to_s": end_s if fits else found[-1].end_s,
+                "clusters": {stay.job.cluster for _, stays in of_node for stay in stays},
+            }
+        )
+    return blocks
