@@ -16,7 +16,7 @@ from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.queue_facts import StoreReader
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.settings import Config, parse_config
-from slurm_gpushare.report.sources import read_live
+from slurm_gpushare.report.sources import StoreSource
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.store.off_cards import off_cards
 from slurm_gpushare.store.store import Store
@@ -85,4 +85,4 @@ def test_the_plan_puts_nobody_beside_anybody_there_and_status_says_so(config: Co
         shares = {gpu.index: not gpu.exclusive_process for gpu in view.snapshot.gpus}
         assert shares == {0: False, 1: True}
         assert all(gpu.usable for gpu in view.snapshot.gpus), "whole jobs have it as ever"
-        assert set(read_live(store).off) == {GpuAddress("n0", 0)}
+        assert set(StoreSource(store, config.public_dir).live().off) == {GpuAddress("n0", 0)}
