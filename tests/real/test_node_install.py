@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_gpushare.testbed.experiment.submitting import wait_for
-from slurm_gpushare.testbed.slurm.testbed import Testbed
+from gpushare_lab.experiment.submitting import wait_for
+from gpushare_lab.testbed.testbed import Testbed
 from telemetry_bed import final_records, output, start, workload
 from test_wheel import build_wheel
 

@@ -164,7 +164,7 @@ def test_a_full_disk_is_one_line(spare: Spare) -> None:
         failed = command(spare, "up", "--nodes=1", "--gpus=1")
         assert failed.returncode == 1
         assert "a testbed needs" in failed.stderr
-        assert failed.stderr.startswith("gpushare: error: ")
+        assert failed.stderr.startswith("gpushare-lab: error: ")
         assert failed.stderr.count("\n") == 1
         assert not list(spare.dir.iterdir())
         assert not marked_pids(spare.dir)

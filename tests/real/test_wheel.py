@@ -18,25 +18,39 @@ SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "slurm_gpushar
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq")
 
 
-def build_wheel(top: Path) -> Path:
-    """The wheel, built below `top` from a copy: building leaves files behind."""
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, top / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+LAB = ("setup.cfg", "pyproject.toml", "README.md", "gpushare_lab")
+
+
+def build_wheel(top: Path, root: Path = ROOT, sources: tuple[str, ...] = SOURCES) -> Path:
+    """The wheel of `root`, built below `top` from a copy: building leaves files behind."""
+    for name in sources:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, top / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             (top / "source").mkdir(exist_ok=True, parents=True)
-            shutil.copy(ROOT / name, top / "source" / name)
+            shutil.copy(root / name, top / "source" / name)
     subprocess.run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", top, top / "source"], check=True)
     (wheel,) = top.glob("*.whl")
     return wheel
+
+
+def installed(top: Path, wheel: Path) -> Path:
+    subprocess.run([*PIP, "install", "--no-deps", "--target", top / "site", wheel], check=True)
+    return top / "site"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory into which the wheel was installed."""
     top = tmp_path_factory.mktemp("wheel")
-    subprocess.run([*PIP, "install", "--no-deps", "--target", top / "site", build_wheel(top)], check=True)
-    return top / "site"
+    return installed(top, build_wheel(top))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory into which the lab's wheel was installed."""
+    top = tmp_path_factory.mktemp("lab")
+    return installed(top, build_wheel(top, ROOT / "lab", LAB))
 
 
 def run(site: Path, *arguments: str) -> str:
@@ -63,11 +77,17 @@ def test_scripts_of_the_wheel_can_be_run(site: Path) -> None:
 
 
 def test_the_command_of_the_wheel_runs(site: Path) -> None:
-    assert "Commands:" in run(site, "-m", "slurm_gpushare", "--help")
+    assert "Usage: gpushare " in run(site, "-m", "slurm_gpushare", "--help")
     assert (site / "bin" / "gpushare").exists()
 
 
-def test_the_emulated_gpu_is_built_from_the_wheel(site: Path, tmp_path: Path) -> None:
-    build = "from pathlib import Path; from gpushare_lab.emulator import build_library; "
-    run(site, "-c", f"{build} build_library(Path('{tmp_path}'))")
+def test_a_site_gets_nothing_of_the_lab(site: Path) -> None:
+    assert not (site / "gpushare_lab").exists()
+    assert not [path for path in site.rglob("*") if path.suffix in {".c", ".h"}]
+
+
+def test_the_emulated_gpu_is_built_from_the_lab_s_wheel(lab: Path, tmp_path: Path) -> None:
+    build = "from pathlib import Path; import gpushare_lab.emulator as e; print(e.__file__); "
+    assert str(lab) in run(lab, "-c", f"{build} e.build_library(Path('{tmp_path}'))")
     assert (tmp_path / "libnvidia-ml.so.1").exists()
+    assert (lab / "bin" / "gpushare-lab").exists()
