@@ -18,8 +18,7 @@ from gpushare_lab.testbed.reset import idle_nodes, reset
 from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.protocol.errors import Exit, GpushareError
-from slurm_gpushare.site.request_forms import GpusSeen, forms
-from slurm_gpushare.site.trial_jobs import Answer, TrialJobs, try_forms
+from slurm_gpushare.site.request_forms import Answer, GpusSeen, TrialJobs, forms
 
 USER = "games"
 Break = Callable[[Testbed], None]
@@ -77,7 +76,7 @@ def try_on(bed: Testbed) -> list[GpusSeen]:
 
     bed.run(["true"], user=USER)  # makes the home
     wanted = forms(GPU_MODEL, bed.shape.gpus, PARTITION, UNMANAGED_PARTITION, version(bed.release))
-    return try_forms(wanted, TrialJobs(run, bed.layout.home / USER))
+    return TrialJobs(run, bed.layout.home / USER).try_forms(wanted)
 
 
 def table(columns: Sequence[tuple[str, Sequence[GpusSeen]]]) -> str:

@@ -14,10 +14,10 @@ from slurm_gpushare.cli.output import echo_json, styled, warn
 from slurm_gpushare.protocol.errors import BadInput, ConfigError, SlurmError
 from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import parse_config
-from slurm_gpushare.site.configure import SUBMIT_BESIDE, FileKind, Install, Piece, choose, pieces
+from slurm_gpushare.site.configure import SUBMIT_BESIDE, Install, choose, pieces
 from slurm_gpushare.site.current_setup import GENERATED, collect
+from slurm_gpushare.site.site_files import FileKind, Piece, undo, write, writes
 from slurm_gpushare.site.units import unit_pieces, unit_site
-from slurm_gpushare.site.write_files import undo, write, writes
 from slurm_gpushare.slurm.interface import connect
 
 _LONGEST_DIFF = 40

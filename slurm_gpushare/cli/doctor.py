@@ -11,7 +11,7 @@ from slurm_gpushare.cli.output import echo_json, styled
 from slurm_gpushare.protocol.errors import Exit
 from slurm_gpushare.site.doctor import examine, examine_first_time
 from slurm_gpushare.site.finding import Level
-from slurm_gpushare.site.trial_jobs import try_all
+from slurm_gpushare.site.request_forms import try_all
 
 _COLOURS = {Level.PASS: "green", Level.LATER: "cyan", Level.WARN: "yellow", Level.FAIL: "red"}
 

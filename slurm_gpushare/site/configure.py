@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from slurm_gpushare.protocol.errors import BadInput
@@ -21,45 +20,24 @@ from slurm_gpushare.site.current_setup import (
     gpu_types,
     job_defaults,
 )
-from slurm_gpushare.site.site_files import Setting, lua_script, merge_settings, read_settings, without_settings
-from slurm_gpushare.slurm import values
+from slurm_gpushare.site.limits import Choice, billing_lines, commented, limit_commands
+from slurm_gpushare.site.site_files import (
+    FileKind,
+    Piece,
+    Setting,
+    lua_script,
+    merge_settings,
+    read_settings,
+    without_settings,
+)
 from slurm_gpushare.slurm.configuration import slurm_user
 from slurm_gpushare.slurm.nodes import Node
 
 _ALWAYS_COUNTED = frozenset({"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"})
 
 
-class FileKind(StrEnum):
-    """What to do with a piece."""
-
-    MERGE = "merge"  # lines to work into a file that the site keeps itself
-    FILE = "file"  # a whole file, ours
-    RUN = "run"  # commands to type
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Something to write: `name` is relative to slurm.conf's directory, or a systemd unit."""
-
-    name: str
-    kind: FileKind
-    text: str
-    executable: bool = False
-    source: Path | None = None
-    """The package's own file that this is made from."""
-
-
 SUBMIT_BESIDE = "gpushare_submit.lua"
 """Our hook where the site has a job_submit.lua of its own, which runs it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What the administrator decided."""
-
-    partitions: tuple[str, ...]
-    gpu_models: tuple[str, ...]
-    shards_per_gpu: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +87,15 @@ def pieces(facts: SiteSetup, choice: Choice, install: Install) -> list[Piece]:
     nodes = facts.shared_nodes(choice.partitions, choice.gpu_models)
     found = [
         Piece("gpushare.conf", FileKind.FILE, _gpushare_conf(facts, choice)),
-        Piece(GENERATED, FileKind.FILE, _generated_conf(facts, choice, nodes)),
+        Piece(GENERATED, FileKind.FILE, generated_conf(facts, choice, nodes)),
         Piece("slurm.conf", FileKind.MERGE, _slurm_conf(facts, choice, nodes)),
         Piece("gres.conf", FileKind.MERGE, _gres_conf(facts, choice, nodes)),
         *_lua_files(facts, choice, install),
         *_prologs(install, facts.etc),
     ]
-    if commands := _limit_commands(facts, choice):
+    if commands := limit_commands(facts, choice):
         found.append(Piece("limits", FileKind.RUN, commands))
     return found
-
-
-def _commented(why: str, line: str) -> str:
-    return f"# {why}\n{line}\n"
 
 
 def _list_with(words: Iterable[str], *wanted: str) -> str:
@@ -149,12 +123,12 @@ def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
     plugins = [word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")]
     filters = [word.removeprefix("cli_filter/") for word in facts.words("CliFilterPlugins")]
     parts = [
-        _commented("Shards are how Slurm counts parts of a GPU.", f"GresTypes={_list_with(gres, 'gpu', 'shard')}"),
-        _commented(
+        commented("Shards are how Slurm counts parts of a GPU.", f"GresTypes={_list_with(gres, 'gpu', 'shard')}"),
+        commented(
             "Reports and limits need both kinds in accounting.",
             f"AccountingStorageTRES={_list_with(tres, 'gres/gpu', 'gres/shard')}",
         ),
-        _commented(
+        commented(
             "The submit hook tags jobs; the client filter turns workload names into tokens and lets srun work.",
             f"JobSubmitPlugins={_list_with(plugins, 'lua')}\nCliFilterPlugins={_list_with(filters, 'lua')}",
         ),
@@ -162,13 +136,13 @@ def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
         _script(facts, "Epilog", "epilog.d", "Ends the sampler; always exits 0."),
         _task_prolog(facts),
         _epilog_slurmctld(facts),
-        _commented(
+        commented(
             "Without Alloc the prolog would only run at the first srun.",
             f"PrologFlags={_list_with(facts.words('PrologFlags'), 'Alloc')}",
         ),
     ]
     if facts.config.get("SelectType") != "select/cons_tres":
-        parts.append(_commented("Only cons_tres knows shards.", "SelectType=select/cons_tres"))
+        parts.append(commented("Only cons_tres knows shards.", "SelectType=select/cons_tres"))
     for names, model, gpus, node in _grouped(nodes, choice):
         types = ",".join(f"gpu:{model}_{index}:1" for index in range(gpus))
         others = [str(item) for item in node.gres if item.name not in {"gpu", "shard"}]
@@ -178,7 +152,7 @@ def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
             f"# card an address. Types change only on drained nodes; restart slurmctld and the slurmds.\n"
             f"#   Gres={wanted} Feature={_list_with(node.features, model)}\n"
         )
-    parts += list(_billing(facts, choice))
+    parts += list(billing_lines(facts, choice))
     return "\n".join(parts)
 
 
@@ -186,7 +160,7 @@ def _script(facts: SiteSetup, key: str, folder: str, why: str) -> str:
     current = ",".join(facts.scripts(key))
     wanted = f"{facts.etc}/{folder}/*"
     if current in {"", wanted}:
-        return _commented(why, f"{key}={wanted}")
+        return commented(why, f"{key}={wanted}")
     return (
         f"# {why}\n# You have {key}={current}: move that script into\n"
         f"# {facts.etc}/{folder}/ so that both run, or call {folder}/50-gpushare from it.\n{key}={wanted}\n"
@@ -197,7 +171,7 @@ def _task_prolog(facts: SiteSetup) -> str:
     ours = f"{facts.etc}/gpushare_task_prolog"
     current = ",".join(facts.scripts("TaskProlog"))
     if current in {"", ours}:
-        return _commented("Lets plain srun work inside a job that shares its GPU.", f"TaskProlog={ours}")
+        return commented("Lets plain srun work inside a job that shares its GPU.", f"TaskProlog={ours}")
     return (
         f"# Lets plain srun work inside a job that shares its GPU. Slurm runs one TaskProlog, and yours is\n"
         f"# {current}: add this line to it, so that what ours prints is printed too:\n#   {ours}\n"
@@ -209,26 +183,8 @@ def _epilog_slurmctld(facts: SiteSetup) -> str:
     why = "Tells the helper at once that a job has ended. Write the script first: slurmctld may not start without it."
     current = ",".join(facts.scripts("EpilogSlurmctld"))
     if current in {"", ours}:
-        return _commented(why, f"EpilogSlurmctld={ours}")
+        return commented(why, f"EpilogSlurmctld={ours}")
     return f"# {why}\n# Yours is {current}: add this line to it, before anything that takes long:\n#   {ours}\n"
-
-
-def _billing(facts: SiteSetup, choice: Choice) -> Iterator[str]:
-    """Billing weights that name GPUs need their shard equivalent, or sharing would be free."""
-    for name in choice.partitions:
-        partition = facts.partition(name)
-        weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
-        ours = {key: value for key, value in weights.items() if key.lower() in _gpu_tres(choice.gpu_models)}
-        done = set(map(str.lower, ours)) == {"gres/gpu"} and any(
-            key.lower().startswith("gres/shard") for key in weights
-        )
-        if ours and not done:
-            weight = sum(float(value) for value in ours.values())  # Slurm adds up what it bills by name and by type
-            others = {key: value for key, value in weights.items() if key not in ours}
-            both = {"GRES/gpu": f"{weight:g}", "GRES/shard": f"{weight / choice.shards_per_gpu:g}"}
-            text = ",".join(f"{key}={value}" for key, value in (others | both).items())
-            why = f"In the line PartitionName={name}: a shard is 1/{choice.shards_per_gpu} of a GPU."
-            yield _commented(why, f"#   TRESBillingWeights={text}")
 
 
 def _devices(gres_conf: str, node: Node) -> tuple[Device, ...]:
@@ -277,7 +233,7 @@ def _gpushare_conf(facts: SiteSetup, choice: Choice) -> str:
     return merge_settings(without_settings(current, moved) if current else current, wanted)
 
 
-def _generated_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
+def generated_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
     """What this Slurm says of itself, in a file that nobody edits."""
     said = read_settings(facts.files.get("gpushare.conf", "")) | read_settings(facts.files.get(GENERATED, ""))
     wanted = [
@@ -343,29 +299,3 @@ def _prologs(install: Install, etc: Path) -> Iterator[Piece]:
         conf = f"export GPUSHARE_CONF={etc}/gpushare.conf\n" if "slurmctld" in name else ""
         text = f"#!/bin/sh\nexport GPUSHARE_PYTHON={install.python}\n{conf}{install.prolog / script}\nexit 0\n"
         yield Piece(name, FileKind.FILE, text, executable=True)
-
-
-def _gpu_tres(models: Iterable[str]) -> dict[str, None]:
-    """What limits and prices call GPUs of `models`, in lower case, the plain name first."""
-    return dict.fromkeys(["gres/gpu", *(f"gres/gpu:{model.lower()}" for model in models)])
-
-
-def _limit_commands(facts: SiteSetup, choice: Choice) -> str:
-    """sacctmgr commands that give every limit on GPUs its equivalent in shards.
-
-    Where types are by index no job has ``gres/gpu:MODEL``: such a limit becomes one on all GPUs.
-    """
-    lines = []
-    for limit in facts.limits or ():
-        ours = [name for name in limit.tres if name.lower() in _gpu_tres(choice.gpu_models)]
-        counts = [int(limit.tres[name]) for name in ours if limit.tres[name].isdecimal()]
-        typed = [name for name in ours if ":" in name]
-        if not counts or ("gres/shard" in limit.tres and not typed):
-            continue
-        entity = "qos" if limit.kind == "qos" else "user" if "user" in limit.owner else "account"
-        where = " ".join(f"{'name' if key == entity else key}={value}" for key, value in limit.owner.items())
-        plain = [f"gres/gpu={min(counts)}"] if typed else []
-        removed = [f"{name}=-1" for name in typed]
-        tres = ",".join([*plain, f"gres/shard={min(counts) * choice.shards_per_gpu}", *removed])
-        lines.append(f"sacctmgr modify {entity} where {where} set {limit.name}={tres}")
-    return "".join(f"{line}\n" for line in lines)

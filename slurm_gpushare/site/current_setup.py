@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -43,6 +43,8 @@ class SiteSetup:
     """Texts of those of `FILES` that exist and can be read."""
     asked_s: float = 0.0
     """This machine's clock when slurmctld told its own."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why nodes are down or drained, by name; those of which nobody said why are absent."""
     is_controller: bool = True
     """Whether slurmctld runs on this machine, or may: compute and login nodes need not have all of our files."""
 
@@ -113,6 +115,7 @@ def collect(slurm: Slurm) -> SiteSetup:
         etc=etc,
         files={name: text for name, text in texts.items() if text is not None},
         asked_s=asked_s,
+        reasons=slurm.node_reasons(),
         is_controller=_is_controller(config),
     )
 

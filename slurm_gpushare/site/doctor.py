@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from slurm_gpushare.protocol.errors import EXTRA_OF, ConfigError, NotInstalled, SlurmError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.site.current_setup import collect
-from slurm_gpushare.site.finding import Finding, Level, failed, passed, warned
-from slurm_gpushare.site.hold_checks import hold_board, hold_setup
+from slurm_gpushare.site.finding import Check, Finding, Level, failed, passed, warned
 from slurm_gpushare.site.local_checks import CONTROLLER_CHECKS, LOCAL_CHECKS
-from slurm_gpushare.site.owner_checks import file_owners, helpers_directories, incoming_mode, script_owners
-from slurm_gpushare.site.script_checks import installed_units
+from slurm_gpushare.site.owner_checks import OWNER_CHECKS, helpers_directories, script_owners
+from slurm_gpushare.site.request_forms import tag_of_a_job
+from slurm_gpushare.site.script_checks import SCRIPT_CHECKS
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
+from slurm_gpushare.site.units import installed_units
 from slurm_gpushare.slurm.interface import connect
 
-# What only the helper makes, at its first start.
 _OF_THE_HELPER = frozenset({"hook-file", "heartbeat", "hold-board"})
+"""What only the helper makes, at its first start."""
+SITE_CHECKS: tuple[Check, ...] = (*SLURM_CHECKS, *SCRIPT_CHECKS, script_owners, installed_units, tag_of_a_job)
+MACHINE_CHECKS: tuple[Check, ...] = (*LOCAL_CHECKS, *OWNER_CHECKS)
+CONTROLLERS = frozenset({tag_of_a_job, helpers_directories, *CONTROLLER_CHECKS})
+"""Checks of what only the controller has."""
 
 
 def examine_first_time() -> Iterator[Finding]:
@@ -34,31 +39,32 @@ def examine() -> Iterator[Finding]:
     try:
         config = load_config()
     except ConfigError as error:
-        yield failed("gpushare.conf", error.what, error.hint)
+        yield failed(error.what, error.hint, "gpushare.conf")
         return
-    yield passed("gpushare.conf", f"{config.source}")
+    yield passed(f"{config.source}", "gpushare.conf")
     here = True  # as long as Slurm does not say
     try:
         facts = collect(connect())
     except SlurmError as error:
-        yield failed("slurm", error.what, error.hint)
+        yield failed(error.what, error.hint, "slurm")
     else:
         here = facts.is_controller
         if not here:
-            yield passed("machine", "slurmctld does not run here: what it alone needs is not checked")
-        for check in (*SLURM_CHECKS, hold_setup, script_owners, installed_units):
-            yield from _run(check, facts, config)
-    for local in (*LOCAL_CHECKS, hold_board, file_owners, incoming_mode, helpers_directories):
-        if here or local not in (*CONTROLLER_CHECKS, helpers_directories):
-            yield from _run(local, config)
+            yield passed("slurmctld does not run here: what it alone needs is not checked", "machine")
+        for check in SITE_CHECKS:
+            if here or check not in CONTROLLERS:
+                yield from _run(check, facts, config)
+    for check in MACHINE_CHECKS:
+        if here or check not in CONTROLLERS:
+            yield from _run(check, config)
 
 
-def _run(check: Callable[..., Iterable[Finding]], *known: object) -> Iterator[Finding]:
-    name = check.__name__.replace("_", "-")
+def _run(check: Check, *known: object) -> Iterator[Finding]:
+    name = getattr(check, "__name__", "check").replace("_", "-")
     try:
         yield from check(*known)
     except PermissionError as why:
-        yield warned(name, f"{why.filename} is not yours to see", "Run doctor as SlurmUser or root.")
+        yield warned(f"{why.filename} is not yours to see", "Run doctor as SlurmUser or root.", name)
     except ModuleNotFoundError as error:
         missing = NotInstalled(error.name or "", EXTRA_OF.get(error.name or "", "controller"))
-        yield warned(name, missing.what, missing.hint)
+        yield warned(missing.what, missing.hint, name)

@@ -1,8 +1,10 @@
-"""What a check of doctor's says."""
+"""What a check of doctor's says, and how a check is written: it yields what is wrong, or nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -25,13 +27,36 @@ class Finding:
     fix: str = ""
 
 
-def passed(check: str, found: str) -> Finding:
+def passed(found: str, check: str = "") -> Finding:
+    """All is well; `check` is the name of the check that says so, as in the next two."""
     return Finding(check, Level.PASS, found)
 
 
-def warned(check: str, found: str, fix: str) -> Finding:
+def warned(found: str, fix: str, check: str = "") -> Finding:
+    """Something is lost, or will fail for some jobs."""
     return Finding(check, Level.WARN, found, fix)
 
 
-def failed(check: str, found: str, fix: str) -> Finding:
+def failed(found: str, fix: str, check: str = "") -> Finding:
+    """Sharing does not work, or is unfair."""
     return Finding(check, Level.FAIL, found, fix)
+
+
+Check = Callable[..., Iterable[Finding]]
+
+
+def check(name: str, well: str = "") -> Callable[[Callable[..., Iterator[Finding]]], Callable[..., list[Finding]]]:
+    """A check called `name`: its findings get that name unless they have one, and where there is none it says `well`.
+
+    Without `well` a check that finds nothing says nothing, since it does not apply.
+    """
+
+    def named(look: Callable[..., Iterator[Finding]]) -> Callable[..., list[Finding]]:
+        @functools.wraps(look)
+        def run(*known: object) -> list[Finding]:
+            found = [replace(item, check=item.check or name) for item in look(*known)]
+            return found or ([passed(well, name)] if well else [])
+
+        return run
+
+    return named

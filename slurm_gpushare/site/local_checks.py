@@ -1,23 +1,27 @@
-"""Doctor's checks of this machine: store, hook file, heartbeat, spool, munge, NVML. Each only where it applies."""
+"""Doctor's checks of this machine: store, hook file, heartbeat, spool, hold, munge, NVML; each where it applies."""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX, seal
+from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX, hold_dir, seal
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.site.finding import Finding, failed, passed, warned
+from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
+from slurm_gpushare.protocol.users import user_name
+from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
 from slurm_gpushare.site.owner_checks import may_write
 from slurm_gpushare.store.credential import opener
 
-Check = Callable[[Config], Iterable[Finding]]
+_START = "Start 'gpushare backfill'."
+_OLD_S = 120.0
+"""The helper writes its beat for the nodes every half minute at the least, also while nobody waits."""
 
 
+@check("store")
 def store(config: Config) -> Iterator[Finding]:
     """It is the helper's to write, opens, has this release's schema, and is nobody else's to read."""
     from slurm_gpushare.store.database import (
@@ -31,21 +35,20 @@ def store(config: Config) -> Iterator[Finding]:
         file = sqlite_path(config.store_url)
         if file is not None and _is_locked_up(file, config.slurm_user):
             found = f"{file} is not for {config.slurm_user} to write, who runs the helper"
-            yield failed("store", found, f"Run as root: chown {config.slurm_user} {file}; chmod u+rw {file}")
+            yield failed(found, f"Run as root: chown {config.slurm_user} {file}; chmod u+rw {file}")
             return  # its journal's fix would follow the wrong owner
         if file is not None and (fix := journal_fix(file)):
-            yield failed("store-journal", f"{file}: {JOURNAL_TROUBLE}", f"Run as root: {fix}")
+            yield failed(f"{file}: {JOURNAL_TROUBLE}", f"Run as root: {fix}", "store-journal")
             return  # to open it would say less, or hide it
         with Store(config.store_url, read_only=True) as opened:
-            path = opened.database.path
-            where = opened.database.where
+            path, where = opened.database.path, opened.database.where
     except GpushareError as error:
-        yield failed("store", error.what, error.hint)
+        yield failed(error.what, error.hint)
         return
     if path is not None and (fix := mode_fix(path)):
-        yield failed("store-mode", f"{path} is open to others", f"Run: {fix}")
+        yield failed(f"{path} is open to others", f"Run: {fix}", "store-mode")
     else:
-        yield passed("store", where)
+        yield passed(where)
 
 
 def _is_locked_up(file: Path, user: str) -> bool:
@@ -56,74 +59,71 @@ def _is_locked_up(file: Path, user: str) -> bool:
         return False  # not there, or not this user's to see: opening it says so
 
 
+@check("policy")
 def policy(config: Config) -> Iterator[Finding]:
     """Under shadow and off nobody shares: a site may have forgotten that."""
     if config.policy == "shadow":
         yield warned(
-            "policy",
             "Policy=shadow: jobs with a token are measured and planned for, and nobody shares",
             "'gpushare report' says what sharing would have done. Then set Policy=gpushare; no reload is needed.",
         )
     elif config.policy == "off":
-        yield warned("policy", "Policy=off: nobody shares", "Set Policy=gpushare to share again; no reload is needed.")
+        yield warned("Policy=off: nobody shares", "Set Policy=gpushare to share again; no reload is needed.")
 
 
+@check("store-password")
 def password(config: Config) -> Iterator[Finding]:
     """gpushare.conf is read by every user's task prolog, so no password may be in it."""
     inside = config.store_url.partition("://")[2].rpartition("@")[0]
     if ":" in inside and config.source is not None and config.source.stat().st_mode & 0o044:
-        yield failed(
-            "store-password",
-            f"{config.source} holds the store's password, and others may read it",
-            "Put the URL into a file of SlurmUser's with mode 600 and write StoreUrl=file:PATH.",
-        )
+        fix = "Put the URL into a file of SlurmUser's with mode 600 and write StoreUrl=file:PATH."
+        yield failed(f"{config.source} holds the store's password, and others may read it", fix)
 
 
+@check("readable")
 def readable(config: Config) -> Iterator[Finding]:
     """Users' commands and their task prologs read gpushare.conf."""
     if config.source is not None and not config.source.stat().st_mode & 0o004:
         yield warned(
-            "readable",
             f"users cannot read {config.source}: their commands and task prologs go by the defaults",
             f"Run: chmod 644 {config.source} (a password belongs into a file of its own, StoreUrl=file:PATH).",
         )
 
 
+@check("heartbeat")
 def hook_file(config: Config) -> Iterator[Finding]:
     """The hook's file is there, private, and the helper's heartbeat in it is fresh."""
     path = config.hook_file
     if not path.exists():
-        yield failed("hook-file", f"{path} does not exist: every token is unknown", "Start 'gpushare backfill'.")
+        yield failed(f"{path} does not exist: every token is unknown", _START, "hook-file")
         return
     if not os.access(path, os.R_OK):
-        yield warned(
-            "heartbeat",
-            f"{path} is not yours to read, so it is not known if the helper is alive",
-            "See 'gpushare status'.",
-        )
+        found = f"{path} is not yours to read, so it is not known if the helper is alive"
+        yield warned(found, "See 'gpushare status'.")
         return
     if path.stat().st_mode & stat.S_IRWXO:
-        yield failed("hook-file", f"{path} is open to others", f"Run: chmod 600 {path}")
+        yield failed(f"{path} is open to others", f"Run: chmod 600 {path}", "hook-file")
     from slurm_gpushare.store.hookfile import HookFile
 
     beat_s = HookFile(path).heartbeat_s()
     if beat_s is None:
-        yield failed("heartbeat", f"{path} has no heartbeat", "Start 'gpushare backfill'.")
+        yield failed(f"{path} has no heartbeat", _START)
     elif (age_s := time.time() - beat_s) > config.heartbeat_s:
         hint = "Start 'gpushare backfill'; one that hangs: systemctl restart gpushare-backfill."
-        yield failed("heartbeat", f"the helper was last alive {age_s:.0f} s ago", hint)
+        yield failed(f"the helper was last alive {age_s:.0f} s ago", hint)
     else:
-        yield passed("heartbeat", f"the helper was alive {max(age_s, 0):.0f} s ago")
+        yield passed(f"the helper was alive {max(age_s, 0):.0f} s ago")
 
 
+@check("spool")
 def spool(config: Config) -> Iterator[Finding]:
     """Nodes can leave records, and they are taken in."""
     incoming, rejected = config.spool_dir / INCOMING, config.spool_dir / REJECTED
     if not incoming.is_dir():
-        yield failed("spool", f"{incoming} is no directory", "Make it on the shared file system: mkdir -p -m 1733.")
+        yield failed(f"{incoming} is no directory", "Make it on the shared file system: mkdir -p -m 1733.")
         return
     if not os.access(incoming, os.W_OK | os.X_OK):
-        yield failed("spool", f"{incoming} cannot be written by this user", f"Run: chmod 1733 {incoming}")
+        yield failed(f"{incoming} cannot be written by this user", f"Run: chmod 1733 {incoming}")
         return
     waiting, odd = [], []
     try:
@@ -135,62 +135,99 @@ def spool(config: Config) -> Iterator[Finding]:
     except OSError:
         waiting = []  # by design only SlurmUser may list it
     if odd:
-        yield warned(
-            "spool-stuck",
-            f"{len(odd)} directories in {incoming}, the first is {odd[0][:60]!a}",
-            "The helper cannot remove them: see who owns them, then remove them as root.",
-        )
+        found = f"{len(odd)} directories in {incoming}, the first is {odd[0][:60]!a}"
+        fix = "The helper cannot remove them: see who owns them, then remove them as root."
+        yield warned(found, fix, "spool-stuck")
     lag_s = time.time() - min(waiting) if waiting else 0.0
     if lag_s > max(10 * config.tick_s, config.heartbeat_s):
-        yield warned("spool", f"{len(waiting)} records wait, the oldest {lag_s:.0f} s", "Start 'gpushare backfill'.")
+        yield warned(f"{len(waiting)} records wait, the oldest {lag_s:.0f} s", _START)
     else:
-        yield passed("spool", f"{config.spool_dir}")
+        yield passed(f"{config.spool_dir}")
     if rejected.is_dir() and os.access(rejected, os.R_OK) and (bad := len(os.listdir(rejected))):
-        yield warned("spool-rejected", f"{bad} files in {rejected}", "Each has its reason beside it.")
+        yield warned(f"{bad} files in {rejected}", "Each has its reason beside it.", "spool-rejected")
 
 
+@check("hold-board")
+def hold_board(config: Config) -> Iterator[Finding]:
+    """On nodes and controller: what the helper tells the nodes is there, only SlurmUser's, and fresh."""
+    if config.epilog_hold_s == 0 or config.policy in PLACES_NOBODY:
+        return
+    board = hold_dir(config.spool_dir)
+    try:
+        about = board.lstat()
+        words = (board / "helper").read_text(encoding="ascii", errors="replace").split()
+    except OSError as why:
+        yield warned(f"{why.filename}: {why.strerror}: no card is held", _START)
+        return
+    ours = about.st_uid == 0 or config.slurm_user in {str(about.st_uid), user_name(about.st_uid)}
+    if not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022 or not ours:
+        found = f"{board} is not {config.slurm_user}'s alone: nodes do not believe what is in it"
+        yield failed(found, f"Run: chown {config.slurm_user} {board}; chmod 755 {board}")
+        return
+    beat_s, until_s = (int(word) / 1000.0 if word.isdecimal() else 0.0 for word in (*words, "", "")[:2])
+    now_s = time.time()
+    if now_s - beat_s > _OLD_S:
+        since = time.strftime("since %Y-%m-%d %H:%M:%S", time.localtime(beat_s)) if beat_s else "since it was stopped"
+        yield warned(
+            f"{board / 'helper'}: the helper has not written {since}: no card is held",
+            "Is 'gpushare backfill' running? Is SpoolDir the same file system here as there, and not stale?",
+        )
+        return
+    state = "somebody waits for a card" if until_s > now_s else "nobody waits for a card now"
+    yield passed(f"{state}{_last_minute(config)}")
+
+
+def _last_minute(config: Config) -> str:
+    """What this node's own record says of the last minute: a line a hold, with its begin and end in ms."""
+    since_ms, recent = 1000 * (time.time() - 60), []
+    for path in config.state_dir.glob("nodes/*/holds"):
+        try:
+            lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:
+            continue  # not this user's to read
+        recent += [w for w in map(str.split, lines) if len(w) == 5 and w[0].isdecimal() and int(w[0]) > since_ms]
+    if not recent:
+        return ""
+    held_s = sum(int(words[1]) - int(words[0]) for words in recent) / 1000.0
+    answered = sum(words[3] == "1" for words in recent)
+    return f"; in the last minute {len(recent)} holds of {held_s:.1f} s in all, {answered} answered"
+
+
+@check("munge", "credentials can be made and read")
 def munge(config: Config) -> Iterator[Finding]:
     """Records prove their author by munge: by the munged that nodes and helper ask."""
     try:
         opener(config.munge_socket)(seal("doctor", config.munge_socket).encode())
     except GpushareError as why:
         hint = "Start munged, or set MungeSocket to its socket."
-        yield failed("munge", f"no credential can be made and read: {why.what}", hint)
-    else:
-        yield passed("munge", "credentials can be made and read")
+        yield failed(f"no credential can be made and read: {why.what}", hint)
 
 
-def nvml(config: Config) -> Iterator[Finding]:
+@check("nvml")
+def nvml(_: Config) -> Iterator[Finding]:
     """On a machine with GPUs: NVML answers, and its cards admit two processes."""
-    del config
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as why:
         if os.path.exists("/dev/nvidiactl"):
-            yield failed("nvml", f"NVML does not start: {why}", "Check the NVIDIA driver: nvidia-smi.")
+            yield failed(f"NVML does not start: {why}", "Check the NVIDIA driver: nvidia-smi.")
         return  # no GPU here: a controller
     try:
-        exclusive = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            if pynvml.nvmlDeviceGetComputeMode(handle) != pynvml.NVML_COMPUTEMODE_DEFAULT:
-                exclusive.append(index)
-        if exclusive:
-            yield failed(
-                "compute-mode",
-                f"GPU {exclusive[0]} is in an exclusive compute mode: the second job's CUDA fails",
-                f"Run: nvidia-smi -i {','.join(map(str, exclusive))} -c DEFAULT",
-            )
+        cards = range(pynvml.nvmlDeviceGetCount())
+        modes = [pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in cards]
+        if exclusive := [str(index) for index in cards if modes[index] != pynvml.NVML_COMPUTEMODE_DEFAULT]:
+            found = f"GPU {exclusive[0]} is in an exclusive compute mode: the second job's CUDA fails"
+            yield failed(found, f"Run: nvidia-smi -i {','.join(exclusive)} -c DEFAULT", "compute-mode")
         else:
-            yield passed("nvml", f"{pynvml.nvmlDeviceGetCount()} GPUs, all open to two processes")
+            yield passed(f"{len(cards)} GPUs, all open to two processes")
     except pynvml.NVMLError as why:
-        yield failed("nvml", f"NVML fails: {why}", "Check the NVIDIA driver: nvidia-smi.")
+        yield failed(f"NVML fails: {why}", "Check the NVIDIA driver: nvidia-smi.")
     finally:
         pynvml.nvmlShutdown()
 
 
-LOCAL_CHECKS: tuple[Check, ...] = (policy, store, password, readable, hook_file, spool, munge, nvml)
+LOCAL_CHECKS: tuple[Check, ...] = (policy, store, password, readable, hook_file, spool, munge, nvml, hold_board)
 CONTROLLER_CHECKS: tuple[Check, ...] = (store, hook_file)
 """Those of what only the helper and slurmctld read."""

@@ -18,28 +18,28 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.settings_in_force import last_good_path
 from slurm_gpushare.protocol.users import uid_of, user_name
 from slurm_gpushare.site.current_setup import SiteSetup
-from slurm_gpushare.site.finding import Finding, failed, passed, warned
+from slurm_gpushare.site.finding import Check, Finding, check, failed, warned
 from slurm_gpushare.site.script_checks import called_scripts, lua_files, our_scripts, pythons
 from slurm_gpushare.slurm.configuration import slurm_user
 
-Level = Callable[[str, str, str], Finding]
+Level = Callable[[str, str], Finding]
 Guarded = tuple[Path, str, str]
 """A path, who should own it, and what others could do who write there."""
 
 
-def _look(check: str, guarded: Iterable[Guarded], trusted: Trusted, seen: set[Path], level: Level) -> Iterator[Finding]:
+def _look(guarded: Iterable[Guarded], trusted: Trusted, seen: set[Path], level: Level) -> Iterator[Finding]:
     """A finding for each weak place, once, however many paths lead through it."""
     for path, owner, loss in guarded:
         for weak in weak_places(path, trusted, owner):
             if weak.path not in seen:
                 seen.add(weak.path)
-                yield level(check, f"{weak.found}: {loss}", weak.fix)
+                yield level(f"{weak.found}: {loss}", weak.fix)
 
 
+@check("owners", "only root and SlurmUser can change our settings, files and directories")
 def file_owners(config: Config) -> Iterator[Finding]:
     """Settings, store, hook's file and directories: nobody else may write there."""
-    found = list(_look("owners", _guarded(config), Trusted.users(config.slurm_user), set(), failed))
-    yield from found or [passed("owners", "only root and SlurmUser can change our settings, files and directories")]
+    yield from _look(_guarded(config), Trusted.users(config.slurm_user), set(), failed)
 
 
 def _guarded(config: Config) -> Iterator[Guarded]:
@@ -56,6 +56,7 @@ def _guarded(config: Config) -> Iterator[Guarded]:
     yield config.state_dir, user, "who writes there stops the helper or a node's samplers"
 
 
+@check("script-owners", "only root and SlurmUser can change what Slurm runs of ours")
 def script_owners(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """What Slurm runs of ours: nobody else may change it. Of the package's own files it is a warning: their owner may
     be who installed it."""
@@ -65,11 +66,8 @@ def script_owners(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     package = [
         (called, "root", loss) for path, _, loss in scripts for called in (*called_scripts(path), *pythons(path))
     ]
-    found = [
-        *_look("script-owners", scripts, trusted, seen, failed),
-        *_look("script-owners", package, trusted, seen, warned),
-    ]
-    yield from found or [passed("script-owners", "only root and SlurmUser can change what Slurm runs of ours")]
+    yield from _look(scripts, trusted, seen, failed)
+    yield from _look(package, trusted, seen, warned)
 
 
 def _scripts(facts: SiteSetup) -> Iterator[Guarded]:
@@ -87,6 +85,7 @@ def _scripts(facts: SiteSetup) -> Iterator[Guarded]:
             yield path, "root", f"who writes there has code run {where}"
 
 
+@check("spool-mode")
 def incoming_mode(config: Config) -> Iterator[Finding]:
     """Anyone may leave a record; nobody else may list, read or remove it, and the helper must be able to."""
     incoming = config.spool_dir / INCOMING
@@ -101,17 +100,15 @@ def incoming_mode(config: Config) -> Iterator[Finding]:
             else "users can list each other's records" if mode & 0o044
             else "users cannot leave records of their own"
         )  # fmt: skip
-        fix = f"Run: chmod {INCOMING_MODE:o} {incoming}"
-        yield failed("spool-mode", f"{incoming} has mode {mode:o} in place of {INCOMING_MODE:o}: {loss}", fix)
+        found = f"{incoming} has mode {mode:o} in place of {INCOMING_MODE:o}: {loss}"
+        yield failed(found, f"Run: chmod {INCOMING_MODE:o} {incoming}")
     uid = uid_of(config.slurm_user)
     if uid is not None and about.st_uid != uid:
-        yield failed(
-            "spool-mode",
-            f"{incoming} belongs to {user_name(about.st_uid)}: the helper cannot remove what it has taken in",
-            f"Run: chown {config.slurm_user} {incoming}",
-        )
+        found = f"{incoming} belongs to {user_name(about.st_uid)}: the helper cannot remove what it has taken in"
+        yield failed(found, f"Run: chown {config.slurm_user} {incoming}")
 
 
+@check("helper-directory")
 def helpers_directories(config: Config) -> Iterator[Finding]:
     """On the controller: the helper can write where it must, nodes reach the spool, and users what is published."""
     user = config.slurm_user
@@ -124,16 +121,13 @@ def helpers_directories(config: Config) -> Iterator[Finding]:
             continue  # not there yet, or not this user's to see
         if not may_write(about, user):
             found = f"{path} is not for {user} to write, who runs the helper"
-            yield failed("helper-directory", found, f"Run: chown {user} {path}")
+            yield failed(found, f"Run: chown {user} {path}")
         if path == config.spool_dir and not about.st_mode & stat.S_IXOTH:
             found = f"{path} is closed to others: users leave no records, and nodes may not either"
-            yield failed("helper-directory", found, f"Run: chmod o+x {path}")
+            yield failed(found, f"Run: chmod o+x {path}")
         if path == config.public_dir and not about.st_mode & stat.S_IXOTH:
             found = f"{path} is closed to others: users are not told why their jobs wait, nor what sharing costs them"
-            yield warned("helper-directory", found, f"Run: chmod o+rx {path}")
-
-
-# Who could change a file: by its own owner and mode, or by those of a directory above it.
+            yield warned(found, f"Run: chmod o+rx {path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +225,6 @@ def _group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+OWNER_CHECKS: tuple[Check, ...] = (file_owners, incoming_mode, helpers_directories)

@@ -1,15 +1,105 @@
-"""The ways in which people ask for GPUs, and what each of them gets from plain Slurm.
+"""The ways in which people ask for GPUs, and real, short jobs that say which GPUs they get.
 
-Nobody who does not share may notice us: each form must give the same with us as without. The expectations here were
-seen on Slurm without us, and `tests/real/test_request_forms.py` sees them again.
+Nobody who does not share may notice us: each form must give the same with us as without. The expectations were seen on
+Slurm without us, and `tests/real/test_request_forms.py` sees them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-REFUSED = "refused"
+from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.settings import Config, load_config
+from slurm_gpushare.protocol.tag import parse_tag
+from slurm_gpushare.protocol.tokens import new_token
+from slurm_gpushare.site.current_setup import SiteSetup, collect, gpu_count
+from slurm_gpushare.site.finding import Finding, check, failed, passed, warned
+from slurm_gpushare.site.script_checks import is_there
+from slurm_gpushare.slurm.interface import connect
+
+_FORMS = """\
+sbatch --gres=gpu:1 -> 1 ; brief
+sbatch --gres=gpu -> 1
+sbatch --gres=gpu:MODEL:1 -> 1 ; brief
+sbatch --gres=gpu:MODEL -> 1
+sbatch --gres=gpu:MODEL:2 -> 2
+sbatch -N1 --gpus=2 -> 2
+sbatch --gpus=1 -> 1
+sbatch --gpus=MODEL:1 -> 1 ; brief
+sbatch --gpus-per-node=2 -> 2
+sbatch --gpus-per-node=MODEL:1 -> 1
+sbatch --gpus-per-socket=1 --sockets-per-node=1 -> 1
+sbatch --gpus-per-socket=MODEL:1 --sockets-per-node=1 -> 1
+sbatch --gres=gpu:MODEL:1 --cpus-per-gpu=2 --mem-per-gpu=100 -> 1
+sbatch --exclusive --gres=gpu:MODEL:1 -> ALL ; brief
+sbatch --array=0-1 --gres=gpu:MODEL:1 -> 1 1 ; brief
+sbatch --gres=gpu:MODEL:1 : --gres=gpu:MODEL:1 -> 1 ; brief
+sbatch --gres=gpu:nosuchmodel:1 -> refused ; brief
+sbatch --gres=gpu:MODEL:999 -> refused
+sbatch -> 0
+sbatch --gres=gpu:MODEL:1 + srun -> 1, 1
+sbatch --gres=gpu:MODEL:1 + srun --gres=gpu:1 -> 1, 1
+sbatch --gres=gpu:MODEL:1 + srun --gres=gpu:MODEL:1 -> 1, 1
+sbatch --gres=gpu:MODEL:1 + srun --gpus=MODEL:1 -> 1, 1 ; brief
+sbatch --gres=gpu:MODEL:1 + srun --gpus=1 -> 1, 1
+sbatch --gpus=MODEL:1 + srun -> 1, 1 ; brief
+sbatch -N1 --gpus=2 + srun -n1 --gpus=MODEL:1 -> 2, 1 ; 23.11
+sbatch --gres=gpu:MODEL:2 + srun --gres=gpu:MODEL:1 -> 2, 1
+sbatch -n1 --gpus-per-task=MODEL:1 + srun -> 1, 1 ; brief
+sbatch -n1 --gpus-per-task=1 + srun -> 1, 1
+sbatch -N1 -n2 --gpus-per-task=MODEL:1 + srun -> 2, 1 1 ; 23.11
+sbatch -N1 -n2 --gpus-per-task=1 + srun -> 2, 1 1 ; 23.11
+sbatch -N1 -n2 --tres-per-task=gres/gpu:MODEL:1 + srun -> 2, 1 1 ; 23.11
+sbatch -N1 --ntasks-per-gpu=1 --gpus=MODEL:2 + srun -> 2, 1 1
+sbatch -N2 --ntasks-per-node=1 --gres=gpu:MODEL:1 + srun -> 1, 1 1
+sbatch --gres=gpu:MODEL:1 + srun --gres=none -> 1, 0
+sbatch --gres=gpu:MODEL:1 + srun --gres=gpu:MODEL:2 -> 1, refused
+srun --gres=gpu:1 -> 1
+srun --gres=gpu:MODEL:1 -> 1
+srun --gpus=1 -> 1
+srun --gpus=MODEL:1 -> 1 ; brief
+srun --gpus-per-node=MODEL:1 -> 1
+srun --gpus-per-socket=1 --sockets-per-node=1 -> 1
+srun --gpus-per-socket=MODEL:1 --sockets-per-node=1 -> 1
+srun -n1 --gpus-per-task=1 -> 1
+srun -n1 --gpus-per-task=MODEL:1 -> 1
+srun -N1 -n2 --gpus-per-task=MODEL:1 -> 1 1 ; 23.11 brief
+srun -N1 -n2 --gpus-per-task=1 -> 1 1 ; 23.11
+srun -N2 -n2 --gres=gpu:MODEL:2 -> 2 2
+srun --exclusive --gres=gpu:MODEL:1 -> 1
+srun --gres=gpu:MODEL:1 : --gres=gpu:MODEL:1 -> 1 1
+srun --gres=gpu:nosuchmodel:1 -> refused
+salloc --gres=gpu:1 + srun -> 1
+salloc --gres=gpu:MODEL:1 + srun -> 1
+salloc --gpus=1 + srun -> 1
+salloc --gpus=MODEL:1 + srun -> 1
+salloc --gpus-per-node=MODEL:1 + srun -> 1
+salloc --gpus-per-socket=1 --sockets-per-node=1 + srun -> 1
+salloc --gpus-per-socket=MODEL:1 --sockets-per-node=1 + srun -> 1
+salloc -n1 --gpus-per-task=1 + srun -> 1
+salloc -n1 --gpus-per-task=MODEL:1 + srun -> 1
+salloc -N1 -n2 --gpus-per-task=MODEL:1 + srun -> 1 1 ; 23.11
+salloc --gres=gpu:MODEL:2 + srun --gres=gpu:MODEL:1 -> 1 ; brief
+salloc -N1 --gpus=MODEL:2 + srun --gpus=MODEL:1 -> 1
+salloc --exclusive --gres=gpu:MODEL:1 + srun -> 1
+salloc --gres=gpu:MODEL:1 : --gres=gpu:MODEL:1 + srun --het-group=0,1 -> 1 1
+salloc --gres=gpu:nosuchmodel:1 + srun -> refused
+sbatch -p OTHER --gres=gpu:MODEL:1 + srun --gpus=MODEL:1 -> 1, 1 ; brief
+sbatch -p PART,OTHER --gpus=MODEL:1 -> 1 ; brief
+srun -p OTHER --gpus=MODEL:1 -> 1
+"""
+"""A form a line: the command, ``+ srun`` with the options of a step inside, and what its script and tasks see; then the
+first release that gives that, and whether it is one of the few that stand for all where time is short. 22.05 itself
+refuses ``-n1 --gpus=MODEL:1`` in a job of two GPUs, and shows tasks of the others no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +115,7 @@ class Form:
     """
     step: str | None = None
     """Options of the srun inside; None: there is none."""
-    since: tuple[int, int] = (22, 5)
-    """The first release of Slurm that knows it."""
     brief: bool = False
-    """Whether it is one of the few that stand for all where time is short."""
 
     def __str__(self) -> str:
         inside = "" if self.step is None else f" + {f'srun {self.step}'.strip()}"
@@ -37,82 +124,19 @@ class Form:
 
 def forms(model: str, gpus: int, partition: str, other: str | None, release: tuple[int, int]) -> list[Form]:
     """All forms for nodes of `gpus` (two or more) of `model`; `other` is a second partition of the same nodes."""
-    found = [*_jobs(model, gpus), *_steps(model), *_interactive(model), *_partitions(model, partition, other)]
-    return [form for form in found if form.since <= release]
-
-
-def _jobs(model: str, gpus: int) -> Iterator[Form]:
-    """What sbatch is asked for."""
-    yield Form("sbatch", "--gres=gpu:1", "1", brief=True)
-    yield Form("sbatch", "--gres=gpu", "1")
-    yield Form("sbatch", f"--gres=gpu:{model}:1", "1", brief=True)
-    yield Form("sbatch", f"--gres=gpu:{model}", "1")
-    yield Form("sbatch", f"--gres=gpu:{model}:2", "2")
-    yield Form("sbatch", "-N1 --gpus=2", "2")
-    yield Form("sbatch", "--gpus=1", "1")
-    yield Form("sbatch", f"--gpus={model}:1", "1", brief=True)
-    yield Form("sbatch", "--gpus-per-node=2", "2")
-    yield Form("sbatch", f"--gpus-per-node={model}:1", "1")
-    yield Form("sbatch", "--gpus-per-socket=1 --sockets-per-node=1", "1")
-    yield Form("sbatch", f"--gpus-per-socket={model}:1 --sockets-per-node=1", "1")
-    yield Form("sbatch", f"--gres=gpu:{model}:1 --cpus-per-gpu=2 --mem-per-gpu=100", "1")
-    yield Form("sbatch", f"--exclusive --gres=gpu:{model}:1", str(gpus), brief=True)
-    yield Form("sbatch", f"--array=0-1 --gres=gpu:{model}:1", "1 1", brief=True)
-    yield Form("sbatch", f"--gres=gpu:{model}:1 : --gres=gpu:{model}:1", "1", brief=True)
-    yield Form("sbatch", "--gres=gpu:nosuchmodel:1", REFUSED, brief=True)
-    yield Form("sbatch", f"--gres=gpu:{model}:999", REFUSED)
-    yield Form("sbatch", "", "0")
-
-
-def _steps(model: str) -> Iterator[Form]:
-    """What srun is asked for inside a batch job."""
-    for step in ("", "--gres=gpu:1", f"--gres=gpu:{model}:1", f"--gpus={model}:1", "--gpus=1"):
-        yield Form("sbatch", f"--gres=gpu:{model}:1", "1, 1", step, brief=step.startswith("--gpus=v"))
-    yield Form("sbatch", f"--gpus={model}:1", "1, 1", "", brief=True)
-    # 22.05 itself refuses the first of these two, and shows tasks of the second no GPU.
-    yield Form("sbatch", "-N1 --gpus=2", "2, 1", f"-n1 --gpus={model}:1", since=(23, 11))
-    yield Form("sbatch", f"--gres=gpu:{model}:2", "2, 1", f"--gres=gpu:{model}:1")
-    yield Form("sbatch", f"-n1 --gpus-per-task={model}:1", "1, 1", "", brief=True)
-    yield Form("sbatch", "-n1 --gpus-per-task=1", "1, 1", "")
-    yield Form("sbatch", f"-N1 -n2 --gpus-per-task={model}:1", "2, 1 1", "", since=(23, 11))
-    yield Form("sbatch", "-N1 -n2 --gpus-per-task=1", "2, 1 1", "", since=(23, 11))
-    yield Form("sbatch", f"-N1 -n2 --tres-per-task=gres/gpu:{model}:1", "2, 1 1", "", since=(23, 11))
-    yield Form("sbatch", f"-N1 --ntasks-per-gpu=1 --gpus={model}:2", "2, 1 1", "")
-    yield Form("sbatch", f"-N2 --ntasks-per-node=1 --gres=gpu:{model}:1", "1, 1 1", "")
-    yield Form("sbatch", f"--gres=gpu:{model}:1", "1, 0", "--gres=none")
-    yield Form("sbatch", f"--gres=gpu:{model}:1", f"1, {REFUSED}", f"--gres=gpu:{model}:2")
-
-
-def _interactive(model: str) -> Iterator[Form]:
-    """srun without a job around it, and salloc."""
-    alone = ("--gres=gpu:1", f"--gres=gpu:{model}:1", "--gpus=1", f"--gpus={model}:1", f"--gpus-per-node={model}:1",
-             "--gpus-per-socket=1 --sockets-per-node=1", f"--gpus-per-socket={model}:1 --sockets-per-node=1",
-             "-n1 --gpus-per-task=1", f"-n1 --gpus-per-task={model}:1")  # fmt: skip
-    for options in alone:
-        yield Form("srun", options, "1", brief=options == f"--gpus={model}:1")
-    # 22.05 itself shows such tasks no GPU at all.
-    yield Form("srun", f"-N1 -n2 --gpus-per-task={model}:1", "1 1", since=(23, 11), brief=True)
-    yield Form("srun", "-N1 -n2 --gpus-per-task=1", "1 1", since=(23, 11))
-    yield Form("srun", f"-N2 -n2 --gres=gpu:{model}:2", "2 2")
-    yield Form("srun", f"--exclusive --gres=gpu:{model}:1", "1")
-    yield Form("srun", f"--gres=gpu:{model}:1 : --gres=gpu:{model}:1", "1 1")
-    yield Form("srun", "--gres=gpu:nosuchmodel:1", REFUSED)
-    for options in alone:
-        yield Form("salloc", options, "1", "")
-    yield Form("salloc", f"-N1 -n2 --gpus-per-task={model}:1", "1 1", "", since=(23, 11))
-    yield Form("salloc", f"--gres=gpu:{model}:2", "1", f"--gres=gpu:{model}:1", brief=True)
-    yield Form("salloc", f"-N1 --gpus={model}:2", "1", f"--gpus={model}:1")
-    yield Form("salloc", f"--exclusive --gres=gpu:{model}:1", "1", "")
-    yield Form("salloc", f"--gres=gpu:{model}:1 : --gres=gpu:{model}:1", "1 1", "--het-group=0,1")
-    yield Form("salloc", "--gres=gpu:nosuchmodel:1", REFUSED, "")
-
-
-def _partitions(model: str, partition: str, other: str | None) -> Iterator[Form]:
-    """Partitions that share their nodes with one that we manage."""
-    if other is not None:
-        yield Form("sbatch", f"-p {other} --gres=gpu:{model}:1", "1, 1", f"--gpus={model}:1", brief=True)
-        yield Form("sbatch", f"-p {partition},{other} --gpus={model}:1", "1", brief=True)
-        yield Form("srun", f"-p {other} --gpus={model}:1", "1")
+    found = []
+    for line in _FORMS.splitlines():
+        if (release < (23, 11) and "23.11" in line) or (other is None and "OTHER" in line):
+            continue
+        for word, value in {"MODEL": model, "ALL": str(gpus), "PART": partition, "OTHER": other or ""}.items():
+            line = line.replace(word, value)
+        request, _, told = line.partition(" -> ")
+        words, _, step = request.partition(" + srun")
+        command, _, options = words.strip().partition(" ")
+        expected, _, flags = told.partition(" ; ")
+        inside = step.strip() if " + srun" in request else None
+        found.append(Form(command, options, expected, inside, "brief" in flags))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +145,7 @@ class GpusSeen:
 
     form: Form
     outcome: str
+    """What the job's script and tasks saw, ``refused``, or ``waits`` where there was no room within the time."""
     said: str = ""
     """The command's own words where it was refused."""
 
@@ -128,7 +153,216 @@ class GpusSeen:
     def as_expected(self) -> bool:
         return self.outcome == self.form.expected
 
+
+NAME = "gpushare-trial"
+# A number for each script or task, whatever the GPUs are called: indices, UUIDs, or Slurm's word for none. Then what
+# tells its GPUs from another's: where cgroups hide devices each may be called 0, but only its own can be opened.
+_COUNT = 'n=$(echo "$CUDA_VISIBLE_DEVICES" | tr , "\\n" | grep -c "[0-9]")'
+_OPEN = 'd=-; for f in /dev/nvidia[0-9]*; do (: <"$f") 2>/dev/null && d="$d${f#/dev/nvidia}-"; done'
+_PROBE = f'{_COUNT}; {_OPEN}; echo "@KIND@=$n ${{SLURMD_NODENAME:--}} $d ${{CUDA_VISIBLE_DEVICES:--}}"'
+_LINE = re.compile(r"^(script|task)=(\d+) (\S+) (\S+) (\S+)$", re.MULTILINE)
+SAME = "(same)"
+_AROUND = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
+_AT_ONCE = 4  # of the interactive ones
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A command's exit code and words."""
+
+    code: int
+    out: str
+    err: str
+
     @property
-    def was_tried(self) -> bool:
-        """False where the cluster had no room within the time that there was."""
-        return not self.outcome.startswith("waits")
+    def last_line(self) -> str:
+        """Of its words on stderr."""
+        return next((line.strip() for line in reversed(self.err.splitlines()) if line.strip()), "")
+
+
+Run = Callable[[Sequence[str], float], Answer]
+"""Runs a command as some user, within a time in seconds; code 124 where that was too short."""
+
+
+def run_here(argv: Sequence[str], timeout_s: float) -> Answer:
+    """As the user who runs us, without what an outer job has set."""
+    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(_AROUND)}
+    try:
+        done = subprocess.run(
+            list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=timeout_s
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Answer(124, "", "")
+    except OSError as why:
+        return Answer(127, "", f"{argv[0]}: {why.strerror}")
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+class TrialJobs:
+    """Runs forms: all batch jobs at once, the others a few at a time. Leaves no job and no file behind."""
+
+    def __init__(self, run: Run, directory: Path, *, extra: Sequence[str] = (), timeout_s: float = 300.0) -> None:
+        self._run = run
+        self._directory = directory  # the jobs write here, so that nodes must see it
+        self._common = ["--time=2", f"--job-name={NAME}", *extra]
+        self._timeout_s = timeout_s
+
+    def try_forms(self, wanted: Sequence[Form]) -> list[GpusSeen]:
+        """What became of each, in their order."""
+        end = time.monotonic() + self._timeout_s
+        batch = {form: self._submit(form) for form in wanted if form.command == "sbatch"}
+        others = [form for form in wanted if form.command != "sbatch"]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            seen = dict(zip(others, pool.map(lambda form: self._interactive(form, end), others), strict=True))
+        self._wait([job for job in batch.values() if isinstance(job, str)], end)
+        for form, job in batch.items():
+            seen[form] = self._finished(form, job) if isinstance(job, str) else job
+        return [seen[form] for form in wanted]
+
+    def _submit(self, form: Form) -> str | GpusSeen:
+        """The job's id, or how it was refused."""
+        script = _PROBE.replace("@KIND@", "script")
+        if form.step is not None:
+            script += f"; srun {form.step} sh -c {shlex.quote(_PROBE.replace('@KIND@', 'task'))} || echo step-refused"
+        output = f"{self._directory}/%A.%a.trial"
+        first, *parts = self._parts(form)
+        argv = ["sbatch", "--parsable", f"--output={output}", "--error=/dev/null", *first]
+        path = self._directory / f"{time.time_ns()}.trial.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        answer = self._run([*argv, *(word for part in parts for word in (":", *part)), str(path)], self._timeout_s)
+        path.unlink()
+        return GpusSeen(form, "refused", answer.last_line) if answer.code else re.split(r"[;\n]", answer.out)[0]
+
+    def _parts(self, form: Form) -> list[list[str]]:
+        """The options of each part of a heterogeneous job; of any other the one part."""
+        return [[*self._common, *part.split()] for part in form.options.split(" : ")]
+
+    def _wait(self, jobs: Sequence[str], end: float) -> None:
+        """Until all are gone from the queue or the time is over; the rest is cancelled."""
+        while jobs:
+            queue = self._run(["squeue", "-h", "-o", "%F", "--me"], 30)
+            if not queue.code:  # a question that failed says nothing of the jobs
+                jobs = [job for job in jobs if job in queue.out.split()]
+            if jobs and time.monotonic() > end:
+                self._run(["scancel", *jobs], 30)
+                return
+            if jobs:
+                time.sleep(0.3)
+
+    def _finished(self, form: Form, job: str) -> GpusSeen:
+        files = sorted(self._directory.glob(f"{job}.*.trial"))
+        text = "".join(path.read_text(errors="replace") for path in files)
+        for path in files:
+            path.unlink()
+        return GpusSeen(form, _outcome(text)) if text else GpusSeen(form, "waits", "it did not start in time")
+
+    def _interactive(self, form: Form, end: float) -> GpusSeen:
+        task = ["sh", "-c", _PROBE.replace("@KIND@", "task")]
+        first, *parts = self._parts(form)
+        argv = [form.command, "--quiet", *first]
+        for part in parts:
+            argv += [":", *part] if form.command == "salloc" else [*task, ":", *part]
+        argv += ["srun", *(form.step or "").split(), *task] if form.command == "salloc" else task
+        answer = self._run(argv, max(1.0, end - time.monotonic()))
+        if answer.code == 124:
+            return GpusSeen(form, "waits", "it did not start in time")
+        return GpusSeen(form, "refused", answer.last_line) if answer.code else GpusSeen(form, _outcome(answer.out))
+
+
+def _outcome(text: str) -> str:
+    """``2, 1 1``: what the scripts saw, then what the tasks saw."""
+    seen: Mapping[str, list[str]] = {"script": [], "task": []}
+    taken: set[tuple[str, str, str]] = set()
+    same = False
+    for kind, count, node, opened, names in _LINE.findall(text):
+        seen[kind].append(count)
+        # Scripts may be tasks of an array, which may come one after the other; a step's tasks run beside each other.
+        own = {(node, opened, name) for name in names.split(",") if kind == "task" and re.search("[0-9]", name)}
+        same |= bool(own & taken)
+        taken |= own
+    parts = [" ".join(sorted(counts)) for counts in seen.values() if counts]
+    if same:
+        parts[-1] += f" {SAME}"
+    if "step-refused" in text:
+        parts.append("refused")
+    return ", ".join(parts)
+
+
+def try_all(partition: str | None, account: str | None, wait_s: float, brief: bool) -> Iterator[Finding]:
+    """``doctor --end-to-end``: every form, as the user who asks, in a directory below the current one."""
+    facts, config = collect(connect()), load_config()
+    partition = partition or next(iter(config.partitions), None)
+    if partition is None or facts.partition(partition) is None:
+        raise BadInput(f"no partition '{partition or ''}'", "Choose one with -p.")
+    # The model with the most nodes: a form that wants two must find them.
+    of_model = {
+        model: facts.nodes_of_model((partition,), model, only=len(config.gpu_models) == 1)
+        for model in config.gpu_models
+    }
+    model, nodes = max(of_model.items(), key=lambda item: len(item[1]))
+    gpus = min((gpu_count(node) for node in nodes), default=0)
+    if len(nodes) < 2 or gpus < 2:
+        found = f"{partition} has no two nodes of two GPUs"
+        yield warned(found, "Some forms cannot work here.", "end-to-end")
+    other = next((name for node in nodes for name in node.partitions if name != partition), None)
+    release = (facts.release.year, facts.release.month)
+    wanted = [form for form in forms(model, gpus, partition, other, release) if form.brief or not brief]
+    extra = [f"--partition={partition}", *([f"--account={account}"] if account else [])]
+    yield from tag_of_a_job(facts, config, extra)
+    with TemporaryDirectory(prefix="gpushare-trial-", dir=".") as directory:
+        jobs = TrialJobs(run_here, Path(directory).resolve(), extra=extra, timeout_s=wait_s)
+        yield from findings(jobs.try_forms(wanted))
+
+
+def findings(seen: Sequence[GpusSeen]) -> Iterator[Finding]:
+    """One line a form."""
+    for one in seen:
+        sees = _in_words(one.outcome) + (f" ({one.said})" if one.said and not one.as_expected else "")
+        if one.as_expected:
+            yield passed(sees, str(one.form))
+        elif one.outcome == "waits":
+            yield warned(sees, "Try again when GPUs are idle, or with a longer --wait.", str(one.form))
+        else:
+            fix = "Run 'gpushare doctor' without --end-to-end: it says what is wrong with the set-up."
+            yield failed(f"{sees}; without us: {_in_words(one.form.expected)}", fix, str(one.form))
+
+
+def _in_words(outcome: str) -> str:
+    if outcome.startswith(("waits", "refused")) or not outcome:
+        return outcome or "it said nothing"
+    return f"sees {outcome} GPU" + ("" if outcome == "1" else "s")
+
+
+@check("tag")
+def tag_of_a_job(facts: SiteSetup, config: Config, extra: Sequence[str] = (), run: Run = run_here) -> Iterator[Finding]:
+    """A job with our word, held and cancelled at once: what the running slurmctld makes of it, and not what files say.
+
+    Nothing is tried where the answer is known: no helper has ever run, or sharing is off.
+    """
+    partition = facts.partition(next(iter(config.partitions), ""))
+    if partition is None or config.policy == "off" or not is_there(config.hook_file):
+        return
+    token = new_token()
+    where = extra or [f"--partition={partition.name}"]
+    submitted = run(
+        ["sbatch", "--parsable", "--hold", f"--comment=gpushare:{token}", "--gres=gpu:1", "--time=1",
+         f"--job-name={NAME}", "--output=/dev/null", *where, "--wrap=true"], 30.0,
+    )  # fmt: skip
+    if submitted.code:
+        found = f"no job could be submitted to see whether it is tagged: {submitted.last_line}"
+        yield warned(found, "Run 'gpushare doctor --end-to-end' as an ordinary user: it looks too.")
+        return
+    job = re.split(r"[;\n]", submitted.out)[0]
+    said = run(["squeue", "-h", "-j", job, "-O", "admin_comment:0"], 30.0).out.strip()
+    run(["scancel", job], 30.0)
+    tag = parse_tag(said)
+    if tag is not None and tag.token == token:
+        yield passed("a job with our word is tagged by the running slurmctld")
+    else:
+        instead = f"its AdminComment is '{said[:40]}'" if said not in {"", "(null)"} else submitted.last_line
+        yield failed(
+            f"a job with our word came through the running slurmctld without our tag: {instead or 'nobody says why'}",
+            "job_submit.lua must run ours, and nothing after it may write admin_comment; see slurmctld's log for "
+            "'gpushare'. A slurmctld that started with a broken script goes on with the one before.",
+        )

@@ -43,7 +43,7 @@ from slurm_gpushare.slurm.queue import (
 )
 from slurm_gpushare.slurm.runner import JobMovedOn, marked_rows, new_delimiter, time_format
 from slurm_gpushare.slurm.scontrol_session import ScontrolSession
-from slurm_gpushare.slurm.values import duration_s
+from slurm_gpushare.slurm.values import duration_s, expand
 
 BUSY_PAUSES_S = (0.1, 0.3, 1.0)
 """Before each further try of who is patient."""
@@ -124,6 +124,11 @@ class CommandSlurm:
     def nodes(self, only: Iterable[str] = ()) -> list[Node]:
         delimiter = new_delimiter()
         return parse_nodes(self._ask(sinfo_arguments(delimiter, ",".join(only))), delimiter, self.release)
+
+    def node_reasons(self) -> dict[str, str]:
+        output = self._ask(["sinfo", "--all", "--local", "--list-reasons", "--noheader", "--format=%N|%E"])
+        lines = (line.partition("|") for line in output.splitlines())
+        return {name: why.strip() for nodes, bar, why in lines if bar for name in expand(nodes.strip())}
 
     def _ask_sacct(self, argv: Sequence[str], mark: str) -> str:
         self._calls += 1

@@ -40,6 +40,9 @@ class Slurm(Protocol):
     def nodes(self, only: Iterable[str] = ()) -> list[Node]:
         """Every node, or the named ones. One request."""
 
+    def node_reasons(self) -> dict[str, str]:
+        """Why nodes are down or drained, in Slurm's or an administrator's words; by name. One request."""
+
     def accounting(self, query: AccountingQuery) -> list[AccountedJob]:
         """One sacct call, however many jobs."""
 

@@ -73,7 +73,7 @@ def test_what_slurm_conf_lacks_is_named(testbed: Testbed, config: Config) -> Non
             "PriorityWeightTRES": "gres/gpu=100",
         }
     )
-    expected = {"accounting-tres", "hook", "prolog", "epilog", "task-prolog", "priority"}
+    expected = {"accounting-tres", "hook", "prolog", "epilog", "task-prolog", "priority", "tag"}
     # 22.05 shows no shards until the nodes have told a restarted slurmctld of them.
     wait_until(lambda: failures(doctor(testbed)) == expected, 60)
     found = doctor(testbed)
@@ -87,12 +87,12 @@ def test_what_gpushare_conf_has_wrong_is_named(testbed: Testbed, config: Config)
     text = path.read_text()
     lines = [line for line in text.splitlines() if not line.startswith(("SlurmVersion", "GpusPerNode", "GpuModel"))]
     path.write_text("\n".join([*lines, "SlurmVersion=21.08.1", "GpuModel=a100", "DefCpuPerGpu=gpu:8", ""]))
-    expected = {"slurm-version-key", "partitions", "DefCpuPerGpu"}
+    expected = {"SlurmVersion", "partitions", "DefCpuPerGpu"}
     assert failures(doctor(testbed)) == expected
     path.write_text("\n".join([*lines, "GpusPerNode=1", ""]))
-    assert "gpus-per-node" in failures(doctor(testbed)), "less than a node has"
+    assert "GpusPerNode" in failures(doctor(testbed)), "less than a node has"
     path.write_text("\n".join([*lines, "GpusPerNode=8", ""]))
-    assert "gpus-per-node" in failures(doctor(testbed)), "more than any node has"
+    assert "GpusPerNode" in failures(doctor(testbed)), "more than any node has"
     path.write_text(text.replace("Partitions=gpu", "Partitions=gone"))
     assert "partitions" in failures(doctor(testbed))
     path.write_text("Leese=3\n")
@@ -114,6 +114,63 @@ def test_files_beside_slurm_conf_are_read(testbed: Testbed, config: Config) -> N
     assert found["constrain-devices"]["level"] == "warn"
     (etc / "job_submit.lua").write_text(f'pcall(dofile, "{etc}/gpushare_submit.lua")\n')
     assert "gpushare_submit.lua, which is missing" in doctor(testbed)["hook"]["found"]
+
+
+def test_a_line_that_is_commented_out_and_a_hook_that_does_not_run_are_named(testbed: Testbed, config: Config) -> None:
+    """Names alone look right: our script lies there whole, and slurmctld runs with another."""
+    etc = testbed.layout.etc
+    assert doctor(testbed)["tag"]["level"] == "pass"
+    (etc / "gpushare_submit.lua").write_text((etc / "job_submit.lua").read_text())
+    run_ours = f'pcall(dofile, "{etc}/gpushare_submit.lua")\n'
+    theirs = "function slurm_job_submit(d, p, u) {} return slurm.SUCCESS end\n"
+    modify = "function slurm_job_modify(d, r, p, u) return slurm.SUCCESS end\n"
+    (etc / "job_submit.lua").write_text(f"{theirs.format('')}{modify}-- {run_ours}")
+    testbed.restart("slurmctld")
+    found = doctor(testbed)
+    assert {"hook", "tag"} <= failures(found)
+    assert "in a comment" in found["hook"]["found"]
+    later = "local ours = slurm_job_submit\n" + theirs.format("ours(d, p, u); d.admin_comment = 'site'")
+    (etc / "job_submit.lua").write_text(f"{theirs.format('')}{modify}{run_ours}{later}")
+    testbed.restart("slurmctld")
+    found = doctor(testbed)
+    assert {"hook", "tag"} <= failures(found)
+    assert "overwritten" in found["hook"]["found"]
+    assert "its AdminComment is 'site'" in found["tag"]["found"]
+    assert testbed.run(["squeue", "-h", "-a", "-o", "%i"]).stdout == "", "no job of doctor's is left"
+
+
+def test_nodes_that_differ_or_are_away_are_named(testbed: Testbed, config: Config) -> None:
+    """Four shards a card on one node, and one whose slurmd does not start."""
+    etc = testbed.layout.etc
+    testbed.stop("slurmd-gpu1")
+    lines = testbed.layout.slurm_conf.read_text().splitlines()
+    testbed.layout.slurm_conf.write_text(
+        "\n".join(line.replace("shard:4", "shard:8") if line.startswith("NodeName=gpu0 ") else line for line in lines)
+    )
+    gres = (etc / "gres.conf").read_text()
+    (etc / "gres.conf").write_text(gres.replace("NodeName=gpu0 Name=shard Count=4", "NodeName=gpu0 Name=shard Count=8"))
+    for daemon in ("slurmctld", "slurmd-gpu0"):
+        testbed.restart(daemon)
+    testbed.run(["scontrol", "update", "NodeName=gpu1", "State=DOWN", "Reason=slurmd died: gres.conf"])
+    assert wait_until(lambda: "shards" in failures(doctor(testbed)), 60)
+    found = doctor(testbed)
+    assert "GPU 0 has 4 shards" in found["shards"]["found"]
+    assert "gpu1 is down (slurmd died: gres.conf)" in found["nodes"]["found"]
+    assert found["nodes"]["level"] == "fail"
+
+
+def test_what_only_the_values_say_is_named(testbed: Testbed, config: Config) -> None:
+    conf = testbed.layout.slurm_conf
+    conf.write_text(conf.read_text().replace("PartitionName=gpu ", "PartitionName=gpu OverSubscribe=FORCE:4 "))
+    prolog = testbed.layout.etc / "prolog.sh"
+    prolog.write_text("#!/bin/sh\nexport GPUSHARE_PYTHON=/opt/gone/python\n" + prolog.read_text())
+    prices = {"PriorityWeightTRES": "gres/gpu=100,gres/shard=0", "PrologFlags": "", "SelectTypeParameters": "CR_Core"}
+    testbed.configure(slurm=prices | {"SchedulerParameters": "defer,bf_interval=300", "PreemptMode": "GANG"})
+    found = doctor(testbed)
+    assert {"priority", "prolog-flags", "partitions", "prolog", "preemption"} <= failures(found)
+    assert "/opt/gone/python" in found["prolog"]["found"]
+    assert "FORCE:4" in found["partitions"]["found"]
+    assert found["select-plugin"]["level"] == found["scheduler"]["level"] == "warn"
 
 
 def test_scripts_written_for_other_nodes_are_named(testbed: Testbed, config: Config) -> None:

@@ -14,8 +14,7 @@ from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import USER, home_of, write_hook_file
 
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.site.request_forms import Form, GpusSeen, forms
-from slurm_gpushare.site.trial_jobs import Answer, TrialJobs, try_forms
+from slurm_gpushare.site.request_forms import Answer, Form, GpusSeen, TrialJobs, forms
 
 
 def brief(testbed: Testbed) -> list[Form]:
@@ -33,7 +32,7 @@ def try_on(testbed: Testbed, wanted: Sequence[Form]) -> list[GpusSeen]:
             return Answer(124, "", "")
         return Answer(done.returncode, done.stdout, done.stderr)
 
-    return try_forms(wanted, TrialJobs(run, home_of(testbed)))
+    return TrialJobs(run, home_of(testbed)).try_forms(wanted)
 
 
 def differences(seen: Sequence[GpusSeen]) -> list[str]:

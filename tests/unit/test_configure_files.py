@@ -11,9 +11,17 @@ from click.testing import CliRunner
 from slurm_gpushare.cli import configure as configure_module
 from slurm_gpushare.cli.configure import _warn_of_mistakes, _write, configure
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.site.configure import FileKind, Piece
-from slurm_gpushare.site.site_files import Setting, merge_settings, read_settings
-from slurm_gpushare.site.write_files import BACKUP, undo, write, writes
+from slurm_gpushare.site.site_files import (
+    BACKUP,
+    FileKind,
+    Piece,
+    Setting,
+    merge_settings,
+    read_settings,
+    undo,
+    write,
+    writes,
+)
 
 OWN = """\
 # ours since spring

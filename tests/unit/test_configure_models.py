@@ -11,8 +11,9 @@ import pytest
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.protocol.settings import parse_config
-from slurm_gpushare.site.configure import Choice, Install, choose, pieces
+from slurm_gpushare.site.configure import Install, choose, pieces
 from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices
+from slurm_gpushare.site.limits import Choice
 from slurm_gpushare.slurm.configuration import Partition
 from slurm_gpushare.slurm.gres import Usage, parse_gres
 from slurm_gpushare.slurm.nodes import Node

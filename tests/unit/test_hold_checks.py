@@ -14,7 +14,8 @@ from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
-from slurm_gpushare.site.hold_checks import hold_board, hold_setup
+from slurm_gpushare.site.local_checks import hold_board
+from slurm_gpushare.site.script_checks import hold_setup
 from slurm_gpushare.site.slurm_checks import pausing
 
 OURS = {"SlurmUser": "slurm(64030)", "EpilogSlurmctld": "/etc/slurm/gpushare_epilog_slurmctld"}
@@ -40,10 +41,6 @@ def test_complete_wait_is_named_unless_slurm_is_told_to_go_on() -> None:
 def test_a_controller_that_does_not_wake_the_helper_is_named() -> None:
     assert setup_findings(EpilogSlurmctld="(null)")["hold"].level is Level.WARN
     assert setup_findings(EpilogSlurmctld="/opt/site/epilog")["hold"].level is Level.WARN
-
-
-def test_another_slurm_user_than_the_real_one_is_a_failure() -> None:
-    assert setup_findings("SlurmUser=games")["hold-user"].level is Level.FAIL
 
 
 def test_a_hold_that_is_off_needs_nothing() -> None:

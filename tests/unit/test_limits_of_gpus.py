@@ -8,10 +8,9 @@ import pytest
 
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import parse_config
-from slurm_gpushare.site.configure import Choice, _billing, _limit_commands
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Level
-from slurm_gpushare.site.slurm_checks import accounting, limits
+from slurm_gpushare.site.limits import Choice, accounting, billing_lines, limit_commands, limits
 from slurm_gpushare.slurm.accounting import parse_limits
 from slurm_gpushare.slurm.configuration import Partition
 
@@ -40,14 +39,14 @@ def failures(site: SiteSetup) -> list[str]:
 )
 def test_a_limit_that_would_be_slipped_past_is_a_failure_and_gets_its_equivalent(limit: str, instead: str) -> None:
     assert failures(facts(limit)) == ["limits"]
-    commands = _limit_commands(facts(limit), CHOICE)
+    commands = limit_commands(facts(limit), CHOICE)
     assert commands == f"sacctmgr modify qos where name=normal set MaxTRESPerUser={instead}\n"
 
 
 @pytest.mark.parametrize("limit", ["", "cpu=4", "gres/gpu=3,gres/shard=6", "gres/gpu:a100=3"])
 def test_other_limits_stay_as_they_are(limit: str) -> None:
     assert failures(facts(limit)) == []
-    assert _limit_commands(facts(limit), CHOICE) == ""
+    assert limit_commands(facts(limit), CHOICE) == ""
 
 
 @pytest.mark.parametrize(
@@ -60,10 +59,10 @@ def test_other_limits_stay_as_they_are(limit: str) -> None:
 )
 def test_a_price_that_would_be_slipped_past_is_a_failure_and_gets_its_equivalent(weights: str, instead: str) -> None:
     assert failures(facts(weights=weights)) == ["billing"]
-    (lines,) = _billing(facts(weights=weights), CHOICE)
+    (lines,) = billing_lines(facts(weights=weights), CHOICE)
     assert f"TRESBillingWeights={instead}" in lines
     assert failures(facts(weights=instead)) == []
-    assert list(_billing(facts(weights=instead), CHOICE)) == []
+    assert list(billing_lines(facts(weights=instead), CHOICE)) == []
 
 
 def test_priorities_and_accounting_by_model_are_named() -> None:

@@ -14,8 +14,7 @@ from slurm_gpushare.site import current_setup, doctor
 from slurm_gpushare.site.configure import _lua_lines
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
-from slurm_gpushare.site.hold_checks import hold_setup
-from slurm_gpushare.site.script_checks import hook, prologs
+from slurm_gpushare.site.script_checks import hold_setup, hook, prologs
 
 
 def facts(tmp_path: Path, **slurm_conf: str) -> SiteSetup:
@@ -31,12 +30,12 @@ def write(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    return write(tmp_path / "lib/prolog.sh", "#!/bin/bash\n")
+    return write(tmp_path / "lib/slurm_gpushare/prolog.sh", "#!/bin/bash\n")
 
 
 @pytest.fixture
 def dropped_in(tmp_path: Path, package: Path) -> Path:
-    return write(tmp_path / "prolog.d/50-gpushare", f"#!/bin/sh\nexport GPUSHARE_PYTHON=/x\n{package}\nexit 0\n")
+    return write(tmp_path / "prolog.d/50-gpushare", f"#!/bin/sh\nexport GPUSHARE_PYTHON=/bin/true\n{package}\nexit 0\n")
 
 
 def prolog(tmp_path: Path, path: Path) -> Finding:
@@ -118,7 +117,7 @@ def test_doctor_on_a_compute_node_asks_for_nothing_that_only_the_controller_has(
     site = facts(tmp_path)
     monkeypatch.setattr(doctor, "load_config", lambda: config)
     monkeypatch.setattr(doctor, "connect", lambda: None)
-    monkeypatch.setattr(doctor, "SLURM_CHECKS", ())
+    monkeypatch.setattr(doctor, "SITE_CHECKS", ())
     checks = {}
     for controller in (True, False):
         monkeypatch.setattr(doctor, "collect", lambda _, here=controller: replace(site, is_controller=here))

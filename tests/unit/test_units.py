@@ -12,10 +12,11 @@ import pytest
 
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import DEFAULTS, parse_config
-from slurm_gpushare.site import script_checks
-from slurm_gpushare.site.configure import Choice, Install, pieces
+from slurm_gpushare.site import units
+from slurm_gpushare.site.configure import Install, pieces
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Level
+from slurm_gpushare.site.limits import Choice
 from slurm_gpushare.site.units import UnitSite, settings_of_places, unit_pieces, unit_site, unit_texts
 
 USUAL = UnitSite(Path("/usr/bin/gpushare"), "slurm")
@@ -125,7 +126,7 @@ def test_configure_takes_the_places_from_the_sites_own_file() -> None:
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Where the administrator's units are, and the package's."""
     etc, usr = tmp_path / "etc", tmp_path / "usr"
-    monkeypatch.setattr(script_checks, "FOLDERS", (etc, usr))
+    monkeypatch.setattr(units, "FOLDERS", (etc, usr))
     for folder in (etc, usr):
         folder.mkdir()
     return etc, usr
@@ -138,7 +139,7 @@ def install(folder: Path, site: UnitSite, command: str = "/bin/true") -> None:
 
 def examined(site: UnitSite, **changes: object) -> list[tuple[Level, str]]:
     facts = replace(FACTS, etc=site.etc, config={"SlurmUser": f"{site.user}(77)"}, **changes)  # type: ignore[arg-type]
-    return [(finding.level, finding.found) for finding in script_checks.installed_units(facts, site.config)]
+    return [(finding.level, finding.found) for finding in units.installed_units(facts, site.config)]
 
 
 def test_doctor_says_where_installed_units_do_not_fit_the_settings(folders: tuple[Path, Path]) -> None:

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from slurm_gpushare.site.trial_jobs import _PROBE, _outcome
+from slurm_gpushare.site.request_forms import _PROBE, _outcome
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Limits and prices on GPUs: those that sharing would slip past, and what configure gives in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.site.current_setup import SiteSetup
+from slurm_gpushare.site.finding import Finding, check, failed, passed, warned
+from slurm_gpushare.slurm import values
+
+_CONFIGURE = "Run 'gpushare configure' for the line."
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the administrator decided."""
+
+    partitions: tuple[str, ...]
+    gpu_models: tuple[str, ...]
+    shards_per_gpu: int
+
+
+@check("accounting-tres")
+def accounting(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """What slurmdbd is told of, without which there is neither a report nor a limit."""
+    if facts.limits is None:
+        found = "slurmdbd does not answer: no reports, and limits were not checked"
+        yield warned(found, "Start slurmdbd.", "accounting")
+    if missing := {"gres/gpu", "gres/shard"} - set(facts.words("AccountingStorageTRES")):
+        yield failed(f"AccountingStorageTRES lacks {', '.join(sorted(missing))}", _CONFIGURE)
+    else:
+        yield passed("gres/gpu and gres/shard")
+    if typed := _by_model(facts.words("AccountingStorageTRES"), config):
+        yield warned(
+            f"no job has {typed[0]} where types are by index: its figures stand still",
+            "Count gres/gpu and gres/shard instead, and take it out of AccountingStorageTRES.",
+            "accounting-types",
+        )
+
+
+@check("limits", "every limit and price on GPUs has its equivalent in shards")
+def limits(facts: SiteSetup, config: Config) -> Iterator[Finding]:
+    """A limit or price on GPUs that sharing, or types by index, would slip past."""
+    for limit in facts.limits or ():
+        if why := _slips_past(limit.tres, config):
+            yield failed(f"{limit} {why}", "Run the sacctmgr line that 'gpushare configure' prints.")
+    for name in config.partitions:
+        partition = facts.partition(name)
+        weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
+        for found in _price_faults(weights, config):
+            yield failed(f"partition {name} bills {found}", _CONFIGURE, "billing")
+    for found in _price_faults(values.tres(facts.config.get("PriorityWeightTRES", "")), config):
+        fix = "Count gres/gpu, and gres/shard with its share."
+        yield failed(f"PriorityWeightTRES counts {found}", fix, "priority")
+
+
+def _slips_past(tres: Mapping[str, str], config: Config) -> str:
+    """Why a limit does not hold for who shares; empty if it does."""
+    if typed := _by_model(tres, config):
+        return f"counts {typed[0]}, which no job has where types are by index"
+    if "gres/gpu" not in tres:
+        return ""
+    if "gres/shard" not in tres:
+        return "counts gres/gpu and not gres/shard: sharing slips past it"
+    most = number(tres, "gres/gpu") * config.shards_per_gpu
+    too_many = number(tres, "gres/shard") > most
+    return f"allows {tres['gres/shard']} shards, {tres['gres/gpu']} GPUs have {most:g}" if too_many else ""
+
+
+def _price_faults(weights: Mapping[str, str], config: Config) -> Iterator[str]:
+    """What is wrong with a price on GPUs: that of a shard must be the card's, divided by its shards."""
+    given = {name.lower(): value for name, value in weights.items()}
+    whole, part = number(given, "gres/gpu"), number(given, "gres/shard")
+    if typed := _by_model(weights, config):
+        yield f"{typed[0]}, which no job has where types are by index: GPUs are free"
+    elif "gres/gpu" in given and "gres/shard" not in given:
+        yield "gres/gpu and not gres/shard: sharing is free"
+    elif whole > 0 and abs(part * config.shards_per_gpu - whole) > 0.01 * whole:
+        free = ": sharing is free" if part <= 0 else ""
+        yield f"a shard at {part:g} and a card at {whole:g}, which is {whole / config.shards_per_gpu:g} a shard{free}"
+
+
+def _by_model(names: Iterable[str], config: Config) -> list[str]:
+    """Those of TRES `names` that count GPUs of a shared model by its type."""
+    models = {f"gres/gpu:{model}".lower() for model in config.gpu_models}
+    return [name for name in names if name.lower() in models]
+
+
+def number(words: Mapping[str, str], name: str, without: float = 0.0) -> float:
+    try:
+        return float(words.get(name, without))
+    except ValueError:
+        return without
+
+
+def commented(why: str, line: str) -> str:
+    return f"# {why}\n{line}\n"
+
+
+def billing_lines(facts: SiteSetup, choice: Choice) -> Iterator[str]:
+    """Billing weights that name GPUs need their shard equivalent, or sharing would be free."""
+    for name in choice.partitions:
+        partition = facts.partition(name)
+        weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
+        ours = {key: value for key, value in weights.items() if key.lower() in _gpu_tres(choice.gpu_models)}
+        done = set(map(str.lower, ours)) == {"gres/gpu"} and any(
+            key.lower().startswith("gres/shard") for key in weights
+        )
+        if ours and not done:
+            weight = sum(float(value) for value in ours.values())  # Slurm adds up what it bills by name and by type
+            others = {key: value for key, value in weights.items() if key not in ours}
+            both = {"GRES/gpu": f"{weight:g}", "GRES/shard": f"{weight / choice.shards_per_gpu:g}"}
+            text = ",".join(f"{key}={value}" for key, value in (others | both).items())
+            why = f"In the line PartitionName={name}: a shard is 1/{choice.shards_per_gpu} of a GPU."
+            yield commented(why, f"#   TRESBillingWeights={text}")
+
+
+def _gpu_tres(models: Iterable[str]) -> dict[str, None]:
+    """What limits and prices call GPUs of `models`, in lower case, the plain name first."""
+    return dict.fromkeys(["gres/gpu", *(f"gres/gpu:{model.lower()}" for model in models)])
+
+
+def limit_commands(facts: SiteSetup, choice: Choice) -> str:
+    """sacctmgr commands that give every limit on GPUs its equivalent in shards.
+
+    Where types are by index no job has ``gres/gpu:MODEL``: such a limit becomes one on all GPUs.
+    """
+    lines = []
+    for limit in facts.limits or ():
+        ours = [name for name in limit.tres if name.lower() in _gpu_tres(choice.gpu_models)]
+        counts = [int(limit.tres[name]) for name in ours if limit.tres[name].isdecimal()]
+        typed = [name for name in ours if ":" in name]
+        if not counts or ("gres/shard" in limit.tres and not typed):
+            continue
+        entity = "qos" if limit.kind == "qos" else "user" if "user" in limit.owner else "account"
+        where = " ".join(f"{'name' if key == entity else key}={value}" for key, value in limit.owner.items())
+        plain = [f"gres/gpu={min(counts)}"] if typed else []
+        removed = [f"{name}=-1" for name in typed]
+        tres = ",".join([*plain, f"gres/shard={min(counts) * choice.shards_per_gpu}", *removed])
+        lines.append(f"sacctmgr modify {entity} where {where} set {limit.name}={tres}")
+    return "".join(f"{line}\n" for line in lines)
