@@ -14,8 +14,8 @@ import pytest
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site, pin
-from store_helpers import overwrite_table
 from telemetry_bed import endless
+from world import overwrite_table
 
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.pauses import pause

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, NOW, Tags, command_record, record, token
+from world import ALICE, NOW, Tags, command_record, record, token
 
 from slurm_gpushare.protocol.record import Record
 from slurm_gpushare.protocol.record_json import encode_record

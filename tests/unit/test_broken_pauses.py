@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_things import running
-from store_helpers import ALICE, NOW, Site, record, token
+from world import ALICE, NOW, Site, record, running, token
 
 from slurm_gpushare.helper.pauses import resume
 from slurm_gpushare.helper.profile_check import ConductWatch, PauseCheck

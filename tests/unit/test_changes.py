@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from slurm_things import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job, running
+from world import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job, running
 
 from slurm_gpushare.helper.changes import GUEST_NICE, extension, leave, most_lost_s, place, restore
 from slurm_gpushare.helper.observe import expectation

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_things import WatchedSlurm, node
+from world import WatchedSlurm, node
 
 from slurm_gpushare.cli import access, metrics, report, status
 from slurm_gpushare.cli.main import main

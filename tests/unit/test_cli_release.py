@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, running
+from world import NOW, TOKEN_A, WatchedSlurm, job, running
 
 from slurm_gpushare.cli.backfill import release
 from slurm_gpushare.slurm import interface

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from store_helpers import overwrite_table
+from world import overwrite_table
 
 from slurm_gpushare.helper import daemon as daemon_module
 from slurm_gpushare.helper import events, housekeeping

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_things import NEW, NOW, node
+from world import NEW, NOW, node
 
 from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import Config, parse_config

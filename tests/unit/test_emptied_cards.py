@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_things import TOKEN_A, TOKEN_B, job, node, running
+from world import TOKEN_A, TOKEN_B, job, node, running
 
 from slurm_gpushare.helper import changer
 from slurm_gpushare.helper.answering import Answerer

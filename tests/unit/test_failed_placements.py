@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from slurm_things import NOW, TOKEN_A, job, node
+from world import NOW, TOKEN_A, job, node
 
 from slurm_gpushare.helper.apply import Placements
 from slurm_gpushare.slurm.queue import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_things import NOW, TOKEN_A, running
+from world import NOW, TOKEN_A, running
 
 from slurm_gpushare.helper.pauses import LEAST_S, SETTLE_S, ForgottenPauses
 from slurm_gpushare.protocol.history import Decision

@@ -7,10 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plan_scenes import NOW as PLAN_NOW
-from plan_scenes import NOWHERE, SETTINGS, Flat, card, decide, pending, places
-from plan_scenes import running as resident
-from slurm_things import NEW, NOW, OLD, TOKEN_A, TOKEN_B, job, node
+from world import (
+    NEW,
+    NOW,
+    NOWHERE,
+    OLD,
+    SETTINGS,
+    TOKEN_A,
+    TOKEN_B,
+    Flat,
+    card,
+    decide,
+    job,
+    node,
+    occupant,
+    pending,
+    places,
+)
 
 from slurm_gpushare.helper.changes import place, restore
 from slurm_gpushare.helper.observe import View, observe
@@ -107,7 +120,7 @@ def gang_on(name: str, *occupants: Occupant, **changes: Any) -> list[Gpu]:
 
 
 def lone(**changes: Any) -> Occupant:
-    return resident(**({"gang": True} | changes))
+    return occupant(**({"gang": True} | changes))
 
 
 def test_a_gang_joins_a_gang_on_all_its_cards() -> None:
@@ -115,7 +128,7 @@ def test_a_gang_joins_a_gang_on_all_its_cards() -> None:
 
 
 def test_a_gang_gets_an_empty_node_and_only_an_entirely_empty_one() -> None:
-    gpus = [card(resident("x", token=None, whole=True)), card(index=1), *gang_on("n2")]
+    gpus = [card(occupant("x", token=None, whole=True)), card(index=1), *gang_on("n2")]
     assert places(decide(gpus, [waiting_gang()], NODES)) == {"p": ("n2", 0, How.ALONE)}
     assert places(decide(gpus[:2], [waiting_gang()], NODES)) == NOWHERE
 
@@ -131,7 +144,7 @@ def test_a_job_for_one_card_never_joins_a_gang() -> None:
 
 
 def test_a_gang_never_joins_jobs_for_one_card() -> None:
-    gpus = [card(resident("a")), card(resident("b"), index=1)]
+    gpus = [card(occupant("a")), card(occupant("b"), index=1)]
     assert places(decide(gpus, [waiting_gang()], NODES)) == NOWHERE
 
 
@@ -158,7 +171,7 @@ def test_memory_of_both_must_fit_on_a_card() -> None:
 
 def test_a_gang_of_higher_priority_keeps_a_long_guest_off_single_cards() -> None:
     """It needs them all; a guest that outlasts its resident would make it wait longer."""
-    gpus = [card(resident(limit_s=1500, expected_s=1400)), card(resident("y", token=None, whole=True), index=1)]
+    gpus = [card(occupant(limit_s=1500, expected_s=1400)), card(occupant("y", token=None, whole=True), index=1)]
     guest = pending("q", limit_s=3000)
     assert places(decide(gpus, [guest], NODES)) == {"q": ("n1", 0, How.BESIDE)}
     assert "q" not in places(decide(gpus, [waiting_gang(), guest], NODES))
@@ -166,7 +179,7 @@ def test_a_gang_of_higher_priority_keeps_a_long_guest_off_single_cards() -> None
 
 def test_a_gang_that_waits_is_told_why() -> None:
     jobs = (waiting_gang(mem_used_mib=9000),)
-    snapshot = Snapshot(PLAN_NOW, tuple(gang_on("n1", lone())), {n.name: n for n in NODES}, jobs)
+    snapshot = Snapshot(NOW, tuple(gang_on("n1", lone())), {n.name: n for n in NODES}, jobs)
     reasons = why_left(snapshot, Flat(), SETTINGS, [LeftToSlurm("p", 100.0)])
     assert reasons["p"].code is Code.MEMORY
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_things import TOKEN_A, job
+from world import TOKEN_A, job
 
 from slurm_gpushare.helper.observe import _own_type
 from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot

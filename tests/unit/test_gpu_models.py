@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from lua_hook import INTERPRETERS, KNOWN, LuaHook, literal, make_hook
-from plan_scenes import NOW as PLAN_NOW
-from plan_scenes import SETTINGS as PLAN_SETTINGS
-from plan_scenes import Flat, card, pending, places, running
-from store_helpers import ALICE, NOW, Site, record, token
+from world import ALICE, NOW, SETTINGS, Flat, Site, card, occupant, pending, places, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.kb_clusters import clusters as model
@@ -43,52 +40,52 @@ class TwoModels(KnowledgeByModel):
 
 
 def look(*gpus: object, jobs: list[PendingJob]) -> Snapshot:
-    return Snapshot(PLAN_NOW, tuple(gpus), NODES, tuple(jobs), mean_duration_s=2000.0)  # type: ignore[arg-type]
+    return Snapshot(NOW, tuple(gpus), NODES, tuple(jobs), mean_duration_s=2000.0)  # type: ignore[arg-type]
 
 
-V_RESIDENT = card(running("v1"), node="v", model="V100")
-A_RESIDENT = card(running("a1"), node="a", model="A100", mem_total_mib=40_000)
+V_RESIDENT = card(occupant("v1"), node="v", model="V100")
+A_RESIDENT = card(occupant("a1"), node="a", model="A100", mem_total_mib=40_000)
 
 
 def test_a_guest_joins_only_on_a_model_on_which_it_was_measured() -> None:
     only_a = pending(measured={"A100": SHORT})
     everywhere = pending(measured={"A100": SHORT, "V100": SHORT})
     fast = Flat(0.95)
-    assert places(plan(look(V_RESIDENT, A_RESIDENT, jobs=[only_a]), fast, PLAN_SETTINGS)) == {"p": ("a", 0, How.BESIDE)}
-    assert places(plan(look(V_RESIDENT, jobs=[only_a]), fast, PLAN_SETTINGS)) == {}
-    assert len(plan(look(V_RESIDENT, A_RESIDENT, jobs=[everywhere]), fast, PLAN_SETTINGS).placements) == 1
+    assert places(plan(look(V_RESIDENT, A_RESIDENT, jobs=[only_a]), fast, SETTINGS)) == {"p": ("a", 0, How.BESIDE)}
+    assert places(plan(look(V_RESIDENT, jobs=[only_a]), fast, SETTINGS)) == {}
+    assert len(plan(look(V_RESIDENT, A_RESIDENT, jobs=[everywhere]), fast, SETTINGS).placements) == 1
 
 
 def test_each_model_is_planned_by_its_own_knowledge() -> None:
     everywhere = pending(measured={"A100": SHORT, "V100": SHORT})
     scene = look(A_RESIDENT, V_RESIDENT, jobs=[everywhere])
-    assert places(plan(scene, TwoModels(), PLAN_SETTINGS)) == {"p": ("v", 0, How.BESIDE)}
+    assert places(plan(scene, TwoModels(), SETTINGS)) == {"p": ("v", 0, How.BESIDE)}
 
 
 def test_what_a_job_needs_is_taken_from_the_model_of_the_card() -> None:
     large = WorkloadOnModel(cluster=0, mem_used_mib=15_000, expected_s=300.0)
     job = pending(measured={"V100": large, "A100": SHORT})
-    assert places(plan(look(V_RESIDENT, jobs=[job]), Flat(0.95), PLAN_SETTINGS)) == {}
-    assert places(plan(look(A_RESIDENT, jobs=[job]), Flat(0.95), PLAN_SETTINGS)) == {"p": ("a", 0, How.BESIDE)}
+    assert places(plan(look(V_RESIDENT, jobs=[job]), Flat(0.95), SETTINGS)) == {}
+    assert places(plan(look(A_RESIDENT, jobs=[job]), Flat(0.95), SETTINGS)) == {"p": ("a", 0, How.BESIDE)}
 
 
 def test_on_a_model_that_is_new_to_it_a_job_has_the_card_alone_and_is_measured() -> None:
     first, second = pending("p", measured={"V100": SHORT}), pending("q", measured={"A100": SHORT})
     empty = card(node="a", model="A100", mem_total_mib=40_000)
-    got = plan(look(empty, jobs=[first, second]), Flat(0.95), PLAN_SETTINGS)
+    got = plan(look(empty, jobs=[first, second]), Flat(0.95), SETTINGS)
     assert places(got) == {"p": ("a", 0, How.UNSHARED)}
 
 
 def test_a_job_whose_type_the_hook_chose_stays_on_that_model() -> None:
     job = pending(measured={"V100": SHORT, "A100": SHORT}, gpu_model="V100", gpu_index=0)
     empty = [card(node="a", model="A100"), card(node="v", model="V100")]
-    assert places(plan(look(*empty, jobs=[job]), Flat(0.95), PLAN_SETTINGS)) == {"p": ("v", 0, How.ALONE)}
+    assert places(plan(look(*empty, jobs=[job]), Flat(0.95), SETTINGS)) == {"p": ("v", 0, How.ALONE)}
 
 
 def test_a_job_that_was_not_measured_on_the_open_cards_model_has_nobody_to_join() -> None:
     scene = look(V_RESIDENT, jobs=[pending(measured={"A100": SHORT})])
-    got = plan(scene, Flat(0.95), PLAN_SETTINGS)
-    assert [reason.code for reason in why_left(scene, Flat(0.95), PLAN_SETTINGS, got.left).values()] == ["no-partner"]
+    got = plan(scene, Flat(0.95), SETTINGS)
+    assert [reason.code for reason in why_left(scene, Flat(0.95), SETTINGS, got.left).values()] == ["no-partner"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from slurm_things import NOW, TOKEN_A, TOKEN_B, job, node, running
+from world import NOW, TOKEN_A, TOKEN_B, job, node, running
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.daemon import Lock

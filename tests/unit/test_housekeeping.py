@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from store_helpers import overwrite_table
+from world import overwrite_table
 
 from slurm_gpushare.helper import housekeeping
 from slurm_gpushare.helper.housekeeping import LOOK_EVERY_S, Housekeeping

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from slurm_things import job as make_job
-from store_helpers import record
+from world import job, record
 
 from slurm_gpushare.node.figures import RunFigures, looks_preallocated, run_figures
 from slurm_gpushare.protocol.history import Decision, Span
@@ -28,8 +27,8 @@ def known(tag: str = SHARER, state: str = "RUNNING", **changes: Any) -> JobView:
     start_s = None if state == "PENDING" else NOW - 1000
     queued = {"uid": 1001, "state": state, "reason": "Priority", "nodes": ("n1",), "submit_s": NOW - 1060}
     of_job = {"raw_id", "start_s", "end_s", "cpus"} & changes.keys()
-    job = make_job("14", tag=tag, **queued | {"start_s": start_s} | {name: changes[name] for name in of_job})
-    return replace(from_queue(job, NOW), **changes)
+    queued_job = job("14", tag=tag, **queued | {"start_s": start_s} | {name: changes[name] for name in of_job})
+    return replace(from_queue(queued_job, NOW), **changes)
 
 
 def facts(job: JobView | None = None, run: RunFigures | None = None, **history: Any) -> JobView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 
-from slurm_things import TOKEN_A, TOKEN_B, job
+from world import TOKEN_A, TOKEN_B, job
 
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from store_helpers import ALICE, Site, command_record, record, token
+from world import ALICE, Site, command_record, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.kb_clusters import clusters as model

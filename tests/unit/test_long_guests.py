@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from world import NOW, card, decide, occupant, pending, places
 
 from slurm_gpushare.helper.snapshot import Gpu, How
-from tests.unit.plan_scenes import NOW, card, decide, pending, places, running
 
 LONG = pending("long", expected_s=20_000, limit_s=40_000)
 
 
 def busy(count: int) -> list[Gpu]:
     """Cards with a resident that has two days to go."""
-    return [card(running(f"r{i}", expected_s=200_000, limit_s=400_000), index=i) for i in range(count)]
+    return [card(occupant(f"r{i}", expected_s=200_000, limit_s=400_000), index=i) for i in range(count)]
 
 
 def pair(index: int) -> Gpu:
     """A card with two such jobs."""
-    first, second = (running(f"{name}{index}", expected_s=200_000, limit_s=400_000) for name in "ab")
+    first, second = (occupant(f"{name}{index}", expected_s=200_000, limit_s=400_000) for name in "ab")
     return card(first, second, index=index)
 
 

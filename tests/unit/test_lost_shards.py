@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from slurm_things import node
+from world import node
 
 from slurm_gpushare.helper.observe import LostShards
 from slurm_gpushare.slurm.gres import parse_gres

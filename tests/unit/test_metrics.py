@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_things import WatchedSlurm, node, running
-from store_helpers import overwrite_table
+from world import WatchedSlurm, node, overwrite_table, running
 
 from slurm_gpushare.cli import metrics as command
 from slurm_gpushare.cli.main import main

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_things import NEW, OLD, TOKEN_A, job, node, running
+from world import NEW, OLD, TOKEN_A, job, node, running
 
 from slurm_gpushare.helper.occupancy import CardUse, GpuAddress, occupancy, parse_card, placed_card
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from slurm_things import NEW, NOW, TOKEN_A, job, node, running
+from world import NEW, NOW, TOKEN_A, job, node, running
 
 from slurm_gpushare.cli import off as off_module
 from slurm_gpushare.cli.off import off, on

@@ -7,8 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from plan_scenes import Flat
-from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, node
+from world import NOW, TOKEN_A, Flat, WatchedSlurm, job, node
 
 from slurm_gpushare.cli.job import _find
 from slurm_gpushare.helper.publishing import KEPT_S, MOST_JOBS, OWN_EVERY_S, STAYS_S, Publisher

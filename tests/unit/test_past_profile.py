@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slurm_things import running
-from store_helpers import ALICE, BOB, NOW, Site, command_record, record, token
+from world import ALICE, BOB, NOW, Site, command_record, record, running, token
 
 from slurm_gpushare.helper import learner
 from slurm_gpushare.helper.cluster_assignment import user_weights

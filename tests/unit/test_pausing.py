@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from slurm_things import NOW, TOKEN_A, running
+from world import NOW, TOKEN_A, running
 
 from slurm_gpushare.helper.apply import Outcome
 from slurm_gpushare.helper.pauses import CPUS_SHARED, LONGEST_PAUSE_S, pause, resume, resume_all

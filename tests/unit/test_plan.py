@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from plan_scenes import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
+from world import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, decide, occupant, only, pending, places
 
 from slurm_gpushare.helper.snapshot import How, NodeRoom, Plan, Snapshot
 from slurm_gpushare.helper.whole_gpus import RecentDurations
 
 
 def test_an_idle_card_is_taken_before_anything_is_shared() -> None:
-    got = decide([card(running()), card(index=1)], [pending()])
+    got = decide([card(occupant()), card(index=1)], [pending()])
     assert places(got) == {"p": ("n1", 1, How.ALONE)}
 
 
 def test_a_short_job_joins_a_resident_and_the_plan_says_why() -> None:
-    placement = only(decide([card(running())], [pending()]))
+    placement = only(decide([card(occupant())], [pending()]))
     assert (placement.how, placement.partner_key) == (How.BESIDE, "r")
     reasons = placement.reasons
     assert reasons.guest_isd_pct == pytest.approx(25)
@@ -59,18 +59,18 @@ def test_an_idle_card_is_left_to_a_job_of_others_that_ranks_higher() -> None:
     ],
 )
 def test_nobody_joins_a_resident_that(resident: dict[str, Any]) -> None:
-    assert places(decide([card(running(**resident))], [pending()])) == NOWHERE
+    assert places(decide([card(occupant(**resident))], [pending()])) == NOWHERE
 
 
 def test_nobody_shares_when_a_whole_card_is_free_soon_enough() -> None:
-    other = running("other", token=None, expected_s=1010.0)  # ends in 10 s; beside "r" the job would take 75 s longer
-    assert places(decide([card(running()), card(other, index=1)], [pending()])) == NOWHERE
+    other = occupant("other", token=None, expected_s=1010.0)  # ends in 10 s; beside "r" the job would take 75 s longer
+    assert places(decide([card(occupant()), card(other, index=1)], [pending()])) == NOWHERE
     later = replace(other, expected_s=2000.0)
-    assert places(decide([card(running()), card(later, index=1)], [pending()])) == BESIDE_RESIDENT
+    assert places(decide([card(occupant()), card(later, index=1)], [pending()])) == BESIDE_RESIDENT
 
 
 def test_a_guest_that_outlasts_its_resident_costs_it_only_the_time_together() -> None:
-    resident = running(expected_s=2000.0)  # 1000 s are left, the budget is 500 s
+    resident = occupant(expected_s=2000.0)  # 1000 s are left, the budget is 500 s
     guest = pending(expected_s=3000, limit_s=9000)  # would cost 750 s, but they are together for 1250 s only
     reasons = only(decide([card(resident)], [guest])).reasons
     assert reasons.shared_s == pytest.approx(1250)
@@ -98,7 +98,7 @@ def test_a_guest_that_outlasts_its_resident_costs_it_only_the_time_together() ->
     ],
 )
 def test_no_half_for_a_job_that(guest: dict[str, Any]) -> None:
-    assert places(decide([card(running())], [pending(**guest)])) == NOWHERE
+    assert places(decide([card(occupant())], [pending(**guest)])) == NOWHERE
 
 
 @pytest.mark.parametrize(
@@ -111,41 +111,41 @@ def test_no_half_for_a_job_that(guest: dict[str, Any]) -> None:
 )
 def test_a_node_is_left_alone_when(node: dict[str, Any]) -> None:
     nodes = [replace(NodeRoom("n1", 32, 100_000), **node)]
-    assert places(decide([card(running())], [pending()], nodes)) == NOWHERE
+    assert places(decide([card(occupant())], [pending()], nodes)) == NOWHERE
     assert places(decide([card()], [pending()], nodes)) == NOWHERE
 
 
 def test_a_card_in_exclusive_process_mode_is_never_shared() -> None:
-    assert places(decide([card(running(), exclusive_process=True)], [pending()])) == NOWHERE
+    assert places(decide([card(occupant(), exclusive_process=True)], [pending()])) == NOWHERE
     assert only(decide([card(exclusive_process=True)], [pending()])).how is How.UNSHARED
 
 
 def test_at_most_two_a_card() -> None:
-    full = card(running("r1"), running("r2"))
+    full = card(occupant("r1"), occupant("r2"))
     assert places(decide([full], [pending()])) == NOWHERE
 
 
 def test_a_guest_is_never_slowed_by_more_than_the_cap() -> None:
-    assert places(decide([card(running())], [pending()], knowledge=Flat(0.66))) == NOWHERE
-    assert places(decide([card(running())], [pending()], knowledge=Flat(0.67))) == BESIDE_RESIDENT
+    assert places(decide([card(occupant())], [pending()], knowledge=Flat(0.66))) == NOWHERE
+    assert places(decide([card(occupant())], [pending()], knowledge=Flat(0.67))) == BESIDE_RESIDENT
 
 
 def test_promises_are_kept_on_the_pessimistic_rate() -> None:
     long = pending(expected_s=3000, limit_s=9000)
-    assert places(decide([card(running())], [long], knowledge=Flat(0.8))) == BESIDE_RESIDENT
-    assert places(decide([card(running())], [long], knowledge=Flat(0.8, low=0.5))) == NOWHERE
+    assert places(decide([card(occupant())], [long], knowledge=Flat(0.8))) == BESIDE_RESIDENT
+    assert places(decide([card(occupant())], [long], knowledge=Flat(0.8, low=0.5))) == NOWHERE
 
 
 def test_an_uncertain_guest_is_tried_where_even_the_worst_fits_the_budget() -> None:
     unsure = Flat(0.65, low=0.4)
-    assert only(decide([card(running())], [pending(limit_s=2000)], knowledge=unsure)).reasons.explored
+    assert only(decide([card(occupant())], [pending(limit_s=2000)], knowledge=unsure)).reasons.explored
     # 25 % of 10 000 s is 2500 s; at rate 0.2 a guest costs four times its duration.
-    assert only(decide([card(running())], [pending(expected_s=620, limit_s=2000)], knowledge=unsure)).reasons.explored
-    assert places(decide([card(running())], [pending(expected_s=630, limit_s=2000)], knowledge=unsure)) == NOWHERE
+    assert only(decide([card(occupant())], [pending(expected_s=620, limit_s=2000)], knowledge=unsure)).reasons.explored
+    assert places(decide([card(occupant())], [pending(expected_s=630, limit_s=2000)], knowledge=unsure)) == NOWHERE
 
 
 def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card_whole() -> None:
-    resident = running(limit_s=12_000)  # 11 000 s are left
+    resident = occupant(limit_s=12_000)  # 11 000 s are left
     long_limit = pending(limit_s=11_001)
     higher = pending("higher", token=None, gpus=4)
     elsewhere = replace(higher, partitions=frozenset(["other"]))
@@ -158,37 +158,37 @@ def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card
 
 
 def test_the_card_that_is_free_first_is_kept_for_the_head_of_the_queue() -> None:
-    resident = running(limit_s=12_000)
+    resident = occupant(limit_s=12_000)
     head = pending("head", expected_s=6100, limit_s=20_000)  # too long for a guest
     guest = pending(limit_s=11_001)
     assert places(decide([card(resident)], [head, guest])) == NOWHERE
-    sooner = running("sooner", expected_s=9000, limit_s=9000)  # the head is content with half of the other card
+    sooner = occupant("sooner", expected_s=9000, limit_s=9000)  # the head is content with half of the other card
     assert places(decide([card(resident), card(sooner, index=1)], [head, guest])) == BESIDE_RESIDENT
 
 
 @pytest.mark.parametrize(("across", "who"), [("account", {"account": "physics"}), ("user", {"user": "ann"})])
 def test_share_across(across: str, who: dict[str, str]) -> None:
     settings = replace(SETTINGS, share_across=across)
-    assert places(decide([card(running())], [pending()], settings=settings)) == NOWHERE
-    assert places(decide([card(running())], [pending(**who)], settings=settings)) == BESIDE_RESIDENT
+    assert places(decide([card(occupant())], [pending()], settings=settings)) == NOWHERE
+    assert places(decide([card(occupant())], [pending(**who)], settings=settings)) == BESIDE_RESIDENT
 
 
 def test_two_that_broke_a_promise_never_meet_again() -> None:
-    got = decide([card(running())], [pending()], never_together=frozenset([("gs-p", "gs-r")]))
+    got = decide([card(occupant())], [pending()], never_together=frozenset([("gs-p", "gs-r")]))
     assert places(got) == NOWHERE
 
 
 def test_time_limits_bind_unless_the_site_extends_them() -> None:
     tight = pending(limit_s=310)
     fixed = replace(SETTINGS, extend_time_limit=False)
-    assert places(decide([card(running())], [tight], settings=fixed)) == NOWHERE
-    assert places(decide([card(running())], [tight])) == BESIDE_RESIDENT
+    assert places(decide([card(occupant())], [tight], settings=fixed)) == NOWHERE
+    assert places(decide([card(occupant())], [tight])) == BESIDE_RESIDENT
 
 
 def test_a_limit_that_cannot_grow_binds_although_the_site_extends_limits() -> None:
     at_the_most = pending(limit_s=310, may_grow_s=0.0)
-    assert places(decide([card(running())], [at_the_most])) == NOWHERE
-    last_minutes = running(limit_s=10_100, may_grow_s=0.0)
+    assert places(decide([card(occupant())], [at_the_most])) == NOWHERE
+    last_minutes = occupant(limit_s=10_100, may_grow_s=0.0)
     assert places(decide([card(last_minutes)], [pending()])) == NOWHERE
 
 
@@ -197,14 +197,14 @@ def test_of_an_uncertain_duration_the_long_end_decides_about_the_promise_and_the
         pending(expected_s=1000, limit_s=20_000),
         pending(expected_s=1000, limit_s=20_000, expected_spread=1.5),
     )
-    resident = running(expected_s=5000)
+    resident = occupant(expected_s=5000)
     harsh = Flat(0.75)
     assert only(decide([card(resident)], [exact], knowledge=harsh)).reasons.shared_s == pytest.approx(1333, abs=1.0)
     assert places(decide([card(resident)], [vague], knowledge=harsh)) == NOWHERE
 
 
 def test_of_a_resident_without_a_known_end_only_what_is_done_counts() -> None:
-    endless = running(limit_s=float("inf"), expected_s=float("inf"))
+    endless = occupant(limit_s=float("inf"), expected_s=float("inf"))
     assert places(decide([card(endless)], [pending(expected_s=100)])) == BESIDE_RESIDENT
     assert places(decide([card(endless)], [pending(expected_s=2000, limit_s=4000)])) == NOWHERE
 
@@ -222,14 +222,14 @@ def test_a_job_whose_owner_wants_no_slow_down_gets_all_of_a_card() -> None:
 
 
 def test_cpus_of_a_node_are_given_out_once() -> None:
-    gpus = [card(running("r1")), card(running("r2"), index=1)]
+    gpus = [card(occupant("r1")), card(occupant("r2"), index=1)]
     got = decide(gpus, [pending("a"), pending("b")], [NodeRoom("n1", 7, 100_000)])
     assert len(got.placements) == 1
 
 
 def test_as_many_guests_as_gain_get_a_half() -> None:
     """First fit would give the roomy card to the first job and leave the second without."""
-    roomy, full = running("roomy", mem_used_mib=1000), running("full", mem_used_mib=9000)
+    roomy, full = occupant("roomy", mem_used_mib=1000), occupant("full", mem_used_mib=9000)
     small, large = pending("small", mem_used_mib=2000, expected_s=200), pending("large", mem_used_mib=9000)
     got = decide([card(roomy), card(full, index=1)], [small, large])
     assert places(got) == {"small": ("n1", 1, How.BESIDE), "large": ("n1", 0, How.BESIDE)}
@@ -237,14 +237,14 @@ def test_as_many_guests_as_gain_get_a_half() -> None:
 
 def test_jobs_left_to_slurm_come_with_their_expected_wait() -> None:
     ahead, behind = (pending(key, expected_s=9000, limit_s=20_000) for key in ("ahead", "behind"))
-    first, second = decide([card(running())], [ahead, behind]).left
+    first, second = decide([card(occupant())], [ahead, behind]).left
     assert (first.key, second.key) == ("ahead", "behind")
     assert first.wait_s is not None
     assert second.wait_s == first.wait_s + 9000
 
 
 def test_policies_by_name() -> None:
-    gpus = [card(running("heavy", cluster=2), index=0), card(running("light", cluster=0), index=1)]
+    gpus = [card(occupant("heavy", cluster=2), index=0), card(occupant("light", cluster=0), index=1)]
     jobs = [pending("p", cluster=2, expected_s=9000, limit_s=20_000)]
 
     def how(policy: str) -> dict[str, tuple[str, int, How]]:
@@ -261,11 +261,11 @@ def test_policies_by_name() -> None:
 
 def test_an_empty_cluster_and_an_empty_queue() -> None:
     assert decide([], [pending()]).placements == ()
-    assert decide([card(running())], []) == Plan()
+    assert decide([card(occupant())], []) == Plan()
 
 
 def test_many_tokens_are_planned_in_blocks() -> None:
-    gpus = [card(running(f"r{i}", token=f"gs-r{i}"), index=i) for i in range(600)]
+    gpus = [card(occupant(f"r{i}", token=f"gs-r{i}"), index=i) for i in range(600)]
     jobs = [pending(f"p{i}", token=f"gs-p{i}") for i in range(700)]
     got = decide(gpus, jobs, [NodeRoom("n1", 10**6, 10**9)])
     assert len(got.placements) == 600
@@ -275,7 +275,7 @@ def test_many_tokens_are_planned_in_blocks() -> None:
 def test_a_long_job_that_stays_counts_once_among_the_jobs_of_late() -> None:
     def look(*expected: float) -> Snapshot:
         jobs = tuple(pending(str(s), expected_s=s) for s in expected)
-        return Snapshot(NOW, (card(running("long", expected_s=9000.0)),), {}, jobs)
+        return Snapshot(NOW, (card(occupant("long", expected_s=9000.0)),), {}, jobs)
 
     lately = RecentDurations()
     assert lately.mean_s(Snapshot(NOW, (), {}, ())) is None
@@ -287,23 +287,23 @@ def test_a_long_job_that_stays_counts_once_among_the_jobs_of_late() -> None:
 
 
 def test_saving_fills_a_second_half_before_it_opens_another_card() -> None:
-    cards = [card(running()), card(index=1)]
+    cards = [card(occupant()), card(index=1)]
     assert places(decide(cards, [pending()])) == {"p": ("n1", 1, How.ALONE)}
     assert places(decide(cards, [pending()], settings=replace(SETTINGS, objective="saving"))) == BESIDE_RESIDENT
 
 
 def test_saving_says_how_long_a_whole_card_would_have_taken() -> None:
     saving = replace(SETTINGS, objective="saving")
-    assert only(decide([card(running()), card(index=1)], [pending()], settings=saving)).reasons.wait_s == 0.0
-    assert (only(decide([card(running())], [pending()], settings=saving)).reasons.wait_s or 0.0) > 1000.0
+    assert only(decide([card(occupant()), card(index=1)], [pending()], settings=saving)).reasons.wait_s == 0.0
+    assert (only(decide([card(occupant())], [pending()], settings=saving)).reasons.wait_s or 0.0) > 1000.0
 
 
 def test_saving_opens_another_card_where_a_promise_forbids_to_join() -> None:
-    cards, saving = [card(running(max_isd_pct=0.5)), card(index=1)], replace(SETTINGS, objective="saving")
+    cards, saving = [card(occupant(max_isd_pct=0.5)), card(index=1)], replace(SETTINGS, objective="saving")
     assert places(decide(cards, [pending()], settings=saving)) == {"p": ("n1", 1, How.ALONE)}
 
 
 def test_saving_joins_nobody_where_both_together_take_no_less_time() -> None:
-    cards, saving = [card(running()), card(index=1)], replace(SETTINGS, objective="saving", guest_cap_pct=300.0)
+    cards, saving = [card(occupant()), card(index=1)], replace(SETTINGS, objective="saving", guest_cap_pct=300.0)
     alone = decide(cards, [pending()], settings=saving, knowledge=Flat(0.45))
     assert places(alone) == {"p": ("n1", 1, How.ALONE)}

@@ -7,12 +7,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_scenes import NOW, Flat, card, decide, pending, running
-from slurm_things import NEW, TOKEN_A, TOKEN_B, TOKEN_C
-from slurm_things import NOW as SLURM_NOW
-from slurm_things import job as slurm_job
-from slurm_things import node as slurm_node
-from slurm_things import running as slurm_running
+from world import NEW, NOW, TOKEN_A, TOKEN_B, TOKEN_C, Flat, card, decide, job, node, occupant, pending, running
 
 from slurm_gpushare.helper.changes import place
 from slurm_gpushare.helper.observe import View, observe
@@ -40,7 +35,7 @@ def residents(draw: st.DrawFn, key: str) -> Occupant:
     expected_s = draw(SECONDS)
     begun_s = draw(st.sampled_from([0.0, 50.0, 4000.0]))
     limit_s = expected_s * draw(st.sampled_from([1.1, 3.0]))
-    return running(
+    return occupant(
         key, token=draw(TOKENS), mem_used_mib=draw(MEMORY), start_s=NOW - begun_s, expected_s=expected_s,
         limit_s=max(limit_s, begun_s + 60), user=draw(st.sampled_from(["ann", "bob"])),
     )  # fmt: skip
@@ -91,10 +86,10 @@ def assert_room_for_all(gpus: list[Gpu], nodes: list[NodeRoom], got: Plan, jobs:
         if len(memory) > before[where]:
             assert len(memory) <= 2, "never more than two on a card"
             assert len(memory) == 1 or sum(memory) <= room, "both fit, with headroom"
-    for node in nodes:
-        here = [jobs[placement.key] for placement in got.placements if placement.node == node.name]
-        assert sum(job.cpus for job in here) <= node.cpus_free
-        assert sum(job.node_mem_mib for job in here) <= node.mem_free_mib
+    for room_there in nodes:
+        here = [jobs[placement.key] for placement in got.placements if placement.node == room_there.name]
+        assert sum(job.cpus for job in here) <= room_there.cpus_free
+        assert sum(job.node_mem_mib for job in here) <= room_there.mem_free_mib
 
 
 @settings(max_examples=150)
@@ -124,7 +119,7 @@ def after(
     placed = {placement.key: placement for placement in got.placements}
     later = [
         replace(gpu, occupants=(*gpu.occupants, *(
-            running(key, token=jobs[key].token, mem_used_mib=jobs[key].mem_used_mib, start_s=start_s,
+            occupant(key, token=jobs[key].token, mem_used_mib=jobs[key].mem_used_mib, start_s=start_s,
                     expected_s=jobs[key].expected_s, limit_s=jobs[key].limit_s, user=jobs[key].user,
                     max_isd_pct=jobs[key].max_isd_pct, joined=place.how in JOINS)
             for key, place in placed.items() if (place.node, place.index) == (gpu.node, gpu.index)
@@ -167,7 +162,7 @@ def test_planning_on_its_own_results_moves_nobody_and_comes_to_an_end(
 @st.composite
 def queues(draw: st.DrawFn) -> tuple[list[Job], list[Node]]:
     """Jobs as squeue shows them, on nodes as sinfo does: some run and share, some wait with a lease."""
-    nodes = [slurm_node(f"n{n}", cpus=draw(st.sampled_from([4, 64]))) for n in range(draw(st.integers(1, 3)))]
+    nodes = [node(f"n{n}", cpus=draw(st.sampled_from([4, 64]))) for n in range(draw(st.integers(1, 3)))]
     jobs = []
     for number in range(draw(st.integers(1, 8))):
         tag = f"GS1:c=1;t={draw(st.sampled_from([TOKEN_A, TOKEN_B, TOKEN_C]))};o=gpu:1"
@@ -176,10 +171,10 @@ def queues(draw: st.DrawFn) -> tuple[list[Job], list[Node]]:
         if number < len(nodes) and draw(st.booleans()):
             there = f"n{number}"
             gres = f"gres/shard:v100_{number % 2}:1"
-            jobs.append(slurm_running(str(number + 1), there, gres, tag=f"{tag};g={there}:{number % 2}", **changes))
-            nodes[number] = slurm_node(there, used=f"shard:v100_{number % 2}:1(1/2,0/2)", cpus=64, cpus_alloc=4)
+            jobs.append(running(str(number + 1), there, gres, tag=f"{tag};g={there}:{number % 2}", **changes))
+            nodes[number] = node(there, used=f"shard:v100_{number % 2}:1(1/2,0/2)", cpus=64, cpus_alloc=4)
         else:
-            jobs.append(slurm_job(str(number + 1), tag=f"{tag};l=1", per_node="gres/shard:2", **changes))
+            jobs.append(job(str(number + 1), tag=f"{tag};l=1", per_node="gres/shard:2", **changes))
     return jobs, nodes
 
 
@@ -191,7 +186,7 @@ def written(view: View, got: Plan) -> list[Job]:
         total = where.shards_per_gpu[item.index]
         shards = total if item.how is How.UNSHARED else total // 2
         card_there, guest = GpuAddress(item.node, item.index), item.how in (How.BESIDE, How.TOGETHER)
-        change = place(found[item.key], card_there, where.gpus[item.index], shards, NEW, SLURM_NOW, guest,
+        change = place(found[item.key], card_there, where.gpus[item.index], shards, NEW, NOW, guest,
                        item.how is How.SUCCEEDS)  # fmt: skip
         assert change is not None
         fields = change.fields
@@ -213,9 +208,9 @@ def test_what_a_plan_wrote_into_slurm_the_next_one_leaves_where_it_is(
     known = {token: TokenFacts(1, 2000, 1000.0, None, 3) for token in (TOKEN_A, TOKEN_B, TOKEN_C)}
     facts = QueueFacts(workloads={"V100": known}, card_mem_mib={item.name: 16_000 for item in nodes})
     config = parse_config("Partitions=gpu\nGpusPerNode=2\n")
-    first = observe(jobs, nodes, [], config, facts, SLURM_NOW)
+    first = observe(jobs, nodes, [], config, facts, NOW)
     got = plan(first.snapshot, Flat(rate), SETTINGS)
-    second = observe(written(first, got), nodes, [], config, facts, SLURM_NOW)
+    second = observe(written(first, got), nodes, [], config, facts, NOW)
     again = plan(second.snapshot, Flat(rate), SETTINGS)
     placed = {item.key: (item.node, item.index) for item in got.placements}
     there = {occupant.key: (gpu.node, gpu.index) for gpu in second.snapshot.gpus for occupant in gpu.occupants}

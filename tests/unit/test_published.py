@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from store_helpers import ALICE, NOW, record
+from world import ALICE, NOW, record
 
 from slurm_gpushare.helper import publishing
 from slurm_gpushare.helper.publishing import Publisher, own_figures

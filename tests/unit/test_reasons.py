@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_scenes import NOW, SETTINGS, Flat, card, pending, running
+from world import NOW, SETTINGS, Flat, card, occupant, pending
 
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.reasons import Code, Reason, duration_text, sentence, words
@@ -16,8 +16,8 @@ from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot
 from slurm_gpushare.helper.why_left import REFRESH_S, WaitReasons, why_left
 from slurm_gpushare.protocol.policy import PolicySettings
 
-RESIDENT = card(running())
-ENDS_SOON = card(running("soon", token=None, whole=True, expected_s=1001), index=1)
+RESIDENT = card(occupant())
+ENDS_SOON = card(occupant("soon", token=None, whole=True, expected_s=1001), index=1)
 
 
 def reasons(
@@ -49,7 +49,7 @@ def test_memory_is_told_with_its_numbers() -> None:
 def test_too_long_means_longer_than_the_plan_allows() -> None:
     """Where nothing is known of what came lately, the sharers at hand say what is short, also those that run."""
     jobs = [pending(expected_s=9000, limit_s=20_000), pending("x", token=None, expected_s=900_000)]
-    others = [card(running(f"s{i}", expected_s=1500, whole=True), index=i) for i in range(1, 13)]
+    others = [card(occupant(f"s{i}", expected_s=1500, whole=True), index=i) for i in range(1, 13)]
     reason = reasons([RESIDENT, *others], jobs, mean_duration_s=None)["p"]
     assert (reason.code, reason.have) == (Code.TOO_LONG, pytest.approx(3.0 * (9000 + 10_000 + 12 * 1500) / 14))
 
@@ -57,7 +57,7 @@ def test_too_long_means_longer_than_the_plan_allows() -> None:
 @pytest.mark.parametrize(
     ("case", "code"),
     [
-        ({"gpus": [card(running(whole=True))]}, Code.NO_PARTNER),
+        ({"gpus": [card(occupant(whole=True))]}, Code.NO_PARTNER),
         ({"jobs": [pending(cpus=64)]}, Code.PLACE),
         ({"jobs": [pending(expected_s=9000, limit_s=20_000)]}, Code.TOO_LONG),
         ({"jobs": [pending(max_isd_pct=10.0)]}, Code.OWN_CAP),
@@ -75,7 +75,7 @@ def test_each_rule_has_its_own_reason(case: dict[str, Any], code: Code) -> None:
 
 
 def test_rates_that_nobody_knows_are_told_as_such() -> None:
-    short = card(running(expected_s=1500, limit_s=2000))
+    short = card(occupant(expected_s=1500, limit_s=2000))
     assert only(gpus=[short], knowledge=Flat(0.6, 0.1)).code is Code.EXPLORATION
 
 

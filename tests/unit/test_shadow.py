@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_scenes import Flat
-from slurm_things import TOKEN_A, TOKEN_B, TOKEN_C, WatchedSlurm, job, node, running
+from world import TOKEN_A, TOKEN_B, TOKEN_C, Flat, WatchedSlurm, job, node, running
 
 from slurm_gpushare.cli.shadow_section import shadow_lines, shadow_of
 from slurm_gpushare.helper.reasons import Code

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
+from world import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.protocol.record import new_id

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from slurm_things import NOW, TOKEN_A, job, node, running
+from world import NOW, TOKEN_A, job, node, running
 
 from slurm_gpushare.cli.output import wrapped
 from slurm_gpushare.cli.status import _notes

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, NOW, Site, record, token
+from world import ALICE, NOW, Site, record, token
 
 from slurm_gpushare.protocol.record import Closed, Period, Stat
 from slurm_gpushare.protocol.tokens import OwnedToken

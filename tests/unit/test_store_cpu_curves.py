@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, BOB, NOW, Site, command_record, record, token
+from world import ALICE, BOB, NOW, Site, command_record, record, token
 
 from slurm_gpushare.protocol.record import CpuSpeed, Record, enough_cpus
 from slurm_gpushare.protocol.record_json import RecordError, encode_record, parse_record

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, NOW, Site, overwrite_table, record, token
+from world import ALICE, NOW, Site, overwrite_table, record, token
 
 from slurm_gpushare.cli.main import main
 from slurm_gpushare.protocol.errors import BadInput, GpushareError

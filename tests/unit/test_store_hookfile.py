@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, BOB, NOW, Site, record, token
+from world import ALICE, BOB, NOW, Site, record, token
 
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import Store

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, BOB, NOW, Site, command_record, record, seal, token
+from world import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.queue_facts import StoreReader

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from store_helpers import ALICE, NOW, Site, record, token, unseal
+from world import ALICE, NOW, Site, record, token, unseal
 
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import Store, ingest, intake, spool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from store_helpers import ALICE, BOB, NOW, token
+from world import ALICE, BOB, NOW, token
 
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.store import Store

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_helpers import ALICE, NOW, Site, command_record, record, seal, token
+from world import ALICE, NOW, Site, command_record, record, seal, token
 
 from slurm_gpushare.protocol.record_json import encode_record
 from slurm_gpushare.protocol.tokens import OwnedToken

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from store_helpers import ALICE, Site, record, token
+from world import ALICE, Site, record, token
 
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.history import Decision, Span

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plan_scenes import NOW, NOWHERE, SETTINGS, Flat, card, decide, only, pending, places, running
+from world import NOW, NOWHERE, SETTINGS, Flat, card, decide, occupant, only, pending, places
 
 from slurm_gpushare.helper.snapshot import How, PendingJob
 
-LATE = replace(running(), expected_s=1200.0, joined=True)
+LATE = replace(occupant(), expected_s=1200.0, joined=True)
 """A former guest with 200 s to go: at a rate of 0.8 they take 250 s, 50 more, and 50 s of a neighbour's work."""
 LONG = pending(expected_s=9000, limit_s=20_000)
 """Too long for a guest."""
@@ -61,12 +61,12 @@ def test_a_successor_keeps_the_promise_of_who_is_there(lost_s: float, where: dic
 
 def test_a_successor_and_who_is_there_stay_within_their_limits() -> None:
     fixed = replace(SETTINGS, extend_time_limit=False)
-    for occupant, job in (
+    for there, job in (
         (LATE, replace(LONG, limit_s=9500)),  # 9050 s, of 9025
         (replace(LATE, limit_s=1260), LONG),  # 250 s, of 247
     ):
-        assert places(decide([card(occupant)], [job], settings=fixed)) == NOWHERE
-        assert places(decide([card(occupant)], [job])) == SUCCEEDS
+        assert places(decide([card(there)], [job], settings=fixed)) == NOWHERE
+        assert places(decide([card(there)], [job])) == SUCCEEDS
     fitting = [card(replace(LATE, limit_s=1265))], [replace(LONG, limit_s=9530)]
     assert places(decide(*fitting, settings=fixed)) == SUCCEEDS
 
@@ -88,5 +88,5 @@ def test_successors_choose_in_priority_order_the_card_that_is_free_first() -> No
 
 
 def test_a_card_whose_sharer_stays_long_is_not_taken_over() -> None:
-    assert places(decide([card(running(expected_s=6900))], [LONG])) == SUCCEEDS
-    assert places(decide([card(running(expected_s=7100))], [LONG])) == NOWHERE
+    assert places(decide([card(occupant(expected_s=6900))], [LONG])) == SUCCEEDS
+    assert places(decide([card(occupant(expected_s=7100))], [LONG])) == NOWHERE

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plan_scenes import Flat
-from slurm_things import NOW, TOKEN_A, TOKEN_B, WatchedSlurm, node, running
+from world import NOW, TOKEN_A, TOKEN_B, Flat, WatchedSlurm, node, running
 
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import parse_config

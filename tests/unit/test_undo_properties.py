@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_things import NEW, NOW, OLD, TOKEN_A, job
+from world import NEW, NOW, OLD, TOKEN_A, job
 
 from slurm_gpushare.helper.changes import Change, place, restore, touched
 from slurm_gpushare.helper.occupancy import GpuAddress

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gpushare_lab.emulator.card import Demand
 from gpushare_lab.job.contention import rate
-from slurm_things import NOW, TOKEN_A, TOKEN_B, node, running
+from world import NOW, TOKEN_A, TOKEN_B, node, running
 
 from slurm_gpushare.helper.learner import elapsed_observations
 from slurm_gpushare.helper.observe import View

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_scenes import Flat
-from slurm_things import NOW, TOKEN_A, WatchedSlurm, job, node
+from world import NOW, TOKEN_A, Flat, WatchedSlurm, job, node
 
 from slurm_gpushare.helper.changer import MANY
 from slurm_gpushare.helper.tick import Helper
