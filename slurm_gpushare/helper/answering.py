@@ -92,7 +92,7 @@ class Answerer:
             now_ms = round(1000 * time.time())
             taken_s = helper.recent.taken_s
             known = taken_s is not None and time.monotonic() - taken_s < self._oldest_s
-            until_ms = now_ms + round(1000 * BELIEVED_S) if known and helper.somebody_waits else 0
+            until_ms = now_ms + round(1000 * BELIEVED_S) if known and helper.state.somebody_waits else 0
             if until_ms or self._published_ms or now_ms - self._beat_ms >= 1000 * IDLE_BEAT_S:
                 shared = [node for node in helper.recent.nodes.values() if helper.shares(node)]
                 self._board.expect(node.name for node in shared)
@@ -138,17 +138,17 @@ class Answerer:
         held_ms = round(1000 * (time.monotonic() - answer.heard_s)) + EPILOG_BEGAN_MS
         for card in answer.emptied:
             if card.node == node:
-                self._helper.contest.held(min(held_ms, round(1000 * self._hold_s)))
+                self._helper.state.contest.held(min(held_ms, round(1000 * self._hold_s)))
 
     def _give(self, ended: Sequence[EndedJob], answer: _Answer) -> None:
         helper, recent = self._helper, self._helper.recent
         gone = [job for item in ended if (job := self._ended(item)) is not None]
         nodes = {node for job in gone for node in job.nodes}
-        if not nodes or not helper.somebody_waits:
+        if not nodes or not helper.state.somebody_waits:
             return
         recent.refresh_nodes(self._slurm.nodes(sorted(nodes)))
         for attempt in range(TRIES):
-            view = recent.view(time.time())
+            view = recent.view(time.time(), helper.config)
             if view is None:
                 return
             if attempt == 0:
@@ -176,7 +176,7 @@ class Answerer:
         if job is None or job.pending:
             return None
         recent.ended(job if job.nodes else _at(job, item.nodes))
-        self._helper.contest.ended(job.key)
+        self._helper.state.contest.ended(job.key)
         return job
 
     def _place(self, placements: Iterable[Placement], view: View, answer: _Answer) -> bool:
@@ -187,11 +187,11 @@ class Answerer:
             first = placement.how in (How.ALONE, How.UNSHARED) and card in answer.emptied
             outcome = helper.place(placement, view, answer.outcomes, answer.fresh)
             if outcome is Outcome.DONE and first:
-                helper.contest.given(placement.key, card)
+                helper.state.contest.given(placement.key, card)
             elif outcome is Outcome.MOVED_ON:
                 found = next(iter(self._slurm.jobs([placement.key])), None)
                 if first and found is not None and found.running and found.nodes == (card.node,):
-                    helper.contest.lost()
+                    helper.state.contest.lost()
                 helper.recent.update(placement.key, found if found and (found.pending or found.running) else None)
                 return False
         return True

@@ -94,16 +94,20 @@ def _is_away(reason: str) -> bool:
 class Placements:
     """What became of the jobs that we placed: memory of the helper, rebuilt from the tags after a restart."""
 
-    def __init__(self, bound_s: float) -> None:
-        self.bound_s = bound_s
+    def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}
         self._failed: dict[str, dict[str, float]] = defaultdict(dict)
 
     def sent(self, job: Job, now_s: float) -> None:
         self._sent[job.key] = Sent(now_s, job.restarts)
 
-    def overdue(self, jobs: Iterable[Job], nodes: Mapping[str, Node], now_s: float) -> list[tuple[Job, str]]:
-        """The placed jobs that must be taken back, each with the reason. Forgets jobs that are gone."""
+    def overdue(
+        self, jobs: Iterable[Job], nodes: Mapping[str, Node], now_s: float, bound_s: float
+    ) -> list[tuple[Job, str]]:
+        """The placed jobs that must be taken back, each with the reason. Forgets jobs that are gone.
+
+        Slurm has `bound_s` (LeaseSeconds) to start a job where it was sent.
+        """
         back: list[tuple[Job, str]] = []
         present: set[str] = set()
         for job in jobs:
@@ -114,7 +118,7 @@ class Placements:
             # A requeued job keeps the place that it had; one that we placed again since is in `_sent`.
             requeued = job.restarts > 0 and job.key not in self._sent
             sent = self._sent.setdefault(job.key, Sent(now_s, job.restarts))
-            why = "it was requeued" if requeued else self._why(job, sent, nodes, now_s)
+            why = "it was requeued" if requeued else self._why(job, sent, nodes, now_s, bound_s)
             if why:
                 back.append((job, why))
         for key in [key for key in self._sent if key not in present]:
@@ -123,7 +127,7 @@ class Placements:
             del self._failed[key]
         return back
 
-    def _why(self, job: Job, sent: Sent, nodes: Mapping[str, Node], now_s: float) -> str:
+    def _why(self, job: Job, sent: Sent, nodes: Mapping[str, Node], now_s: float, bound_s: float) -> str:
         card = placed_card(job)
         if card is None:
             return "its request was changed"
@@ -136,8 +140,8 @@ class Placements:
             return "it was held"
         if job.dependency or not (may_start(job.reason) or _is_away(job.reason)):
             return f"Slurm holds it back ({job.reason or 'dependency'})"
-        if now_s - sent.at_s > self.bound_s:
-            return f"Slurm did not start it within {self.bound_s:g} s"
+        if now_s - sent.at_s > bound_s:
+            return f"Slurm did not start it within {bound_s:g} s"
         return ""
 
     def failed(self, job: Job, nodes: Mapping[str, Node], now_s: float) -> None:

@@ -152,8 +152,7 @@ class RecentView:
     """Jobs and nodes as far as is known at this moment."""
 
     def __init__(self) -> None:
-        self._config: Config | None = None
-        self._seen = TickFacts([], QueueFacts(), {})
+        self._seen: TickFacts | None = None
         self._mean_s: tuple[float | None, float | None] = (None, None)
         self._nodes: dict[str, Node] = {}
         self._jobs: dict[str, Job] = {}
@@ -163,10 +162,10 @@ class RecentView:
         self.taken_s: float | None = None
         """When the last tick had looked (monotonic clock)."""
 
-    def take(self, view: View, seen: TickFacts, config: Config, asked_s: float) -> None:
+    def take(self, view: View, seen: TickFacts, asked_s: float) -> None:
         """Take over what a tick has just seen. What was heard or done since it asked Slurm still holds."""
         heads = {job.key for job in view.snapshot.pending[:HEADS]}
-        self._config, self._seen = config, seen
+        self._seen = seen
         self._mean_s = view.snapshot.mean_duration_s, view.snapshot.mean_gang_s
         self._nodes = dict(view.nodes)
         self._jobs = {
@@ -214,13 +213,12 @@ class RecentView:
     def nodes(self) -> Mapping[str, Node]:
         return self._nodes
 
-    def view(self, now_s: float) -> View | None:
+    def view(self, now_s: float, config: Config) -> View | None:
         """The cluster now; None before the first tick."""
-        if self._config is None:
+        if (seen := self._seen) is None:
             return None
-        seen = self._seen
         found = observe(
-            list(self._jobs.values()), list(self._nodes.values()), seen.reservations, self._config, seen.facts, now_s,
+            list(self._jobs.values()), list(self._nodes.values()), seen.reservations, config, seen.facts, now_s,
             seen.tiers,
         )  # fmt: skip
         mean_s, gang_s = self._mean_s

@@ -54,7 +54,7 @@ class Daemon:
             partners=first.partners,
             dry_run=dry_run,
         )
-        self._publisher = Publisher(config, store, slurm, self._knowledge.titles)
+        self._publisher = Publisher(store, slurm)
         self._stop = self._reload = self._nudged = False
         self._ticks = 0
         self._unreported = {"ticks": 0, "tick_ms": 0}
@@ -103,7 +103,7 @@ class Daemon:
         if not self._dry_run:
             self._beat(now_s, changed)
             self._housekeeping.forget_old(self._config.keep_days, now_s)
-            self._publisher.publish(report, now_s)
+            self._publisher.publish(report, now_s, self._config, self._knowledge.titles)
         return report
 
     def run(self) -> bool:
@@ -225,7 +225,7 @@ class Daemon:
             self._store.live.beat("helper", now_s)
             # The first time all of it: what the file follows may have been another store until now.
             self._hook_file.sync(self._store, now_s, anew=not self._beaten_s)
-            self._store.counters.add(self._unreported | self._helper.contest.drain())
+            self._store.counters.add(self._unreported | self._helper.state.contest.drain())
             self._unreported = dict.fromkeys(self._unreported, 0)
             self._beaten_s = now_s
 
@@ -262,7 +262,7 @@ class Daemon:
         slurm_conf = self._slurm.config()
         self._check_slurm(slurm_conf)
         self._answer_holds(slurm_conf)
-        self._publisher.configure(config, self._knowledge.titles)
+        self._publisher.publish_now()
         log.info("reload", policy=self._helper.settings.policy)
 
     def _take_bases(self) -> None:

@@ -102,15 +102,16 @@ class _Followed:
 class ProfileCheck:
     """Follows running jobs from interim record to interim record."""
 
-    def __init__(self, headroom_pct: float) -> None:
-        self._headroom_pct = headroom_pct
+    def __init__(self) -> None:
         self._jobs: dict[int, _Followed] = {}
         self._over: dict[int, _Followed] = {}
         """Jobs that are gone from the queue, until their final record comes."""
         self._short_runs: dict[str, int] = {}
         """Records past the profile in a row, of short runs, by token."""
 
-    def look(self, records: Iterable[Record], profiles: Mapping[int, Profile]) -> dict[int, Excess]:
+    def look(
+        self, records: Iterable[Record], profiles: Mapping[int, Profile], headroom_pct: float
+    ) -> dict[int, Excess]:
         """Jobs that are newly past their profile. `profiles` are those of the running jobs, by SLURM_JOB_ID."""
         self._over.update({job_id: followed for job_id, followed in self._jobs.items() if job_id not in profiles})
         for job_id in list(self._over)[:-MOST_REMEMBERED]:
@@ -127,7 +128,7 @@ class ProfileCheck:
             if record.seq <= followed.seq:
                 continue
             followed.seq = record.seq
-            judged, excess = self._judge(followed, record, profile)
+            judged, excess = self._judge(followed, record, profile, headroom_pct)
             if judged:
                 followed.judged += 1
                 followed.in_a_row = followed.in_a_row + 1 if excess else 0
@@ -136,14 +137,14 @@ class ProfileCheck:
                 found[record.job_id] = excess
         return found
 
-    def ended(self, record: Record, profile: Profile) -> Excess | None:
+    def ended(self, record: Record, profile: Profile, headroom_pct: float) -> Excess | None:
         """Judge a run that is over by its final record, if it was too short for enough interim ones."""
         followed = self._over.pop(record.job_id, None) or self._jobs.get(record.job_id)
         if followed is None or followed.run_id != record.run_id:
             followed = _Followed(record.run_id)
         if followed.judged >= IN_A_ROW:
             return None
-        judged, excess = self._judge(followed, record, profile)
+        judged, excess = self._judge(followed, record, profile, headroom_pct)
         if not judged:
             return None
         before = self._short_runs.pop(profile.token, 0)
@@ -155,9 +156,11 @@ class ProfileCheck:
         self._short_runs[profile.token] = in_a_row
         return None
 
-    def _judge(self, followed: _Followed, record: Record, profile: Profile) -> tuple[bool, Excess | None]:
+    def _judge(
+        self, followed: _Followed, record: Record, profile: Profile, headroom_pct: float
+    ) -> tuple[bool, Excess | None]:
         """Whether there was enough to judge by, and what is past the profile. Few samples wait for more."""
-        found = memory_excess(record, profile, self._headroom_pct)
+        found = memory_excess(record, profile, headroom_pct)
         judged = found is not None
         for feature, attribute in _MEANS.items():
             now, before = Tally.of(attribute, record.alone, record.shared), followed.before.get(attribute, Tally())
@@ -186,9 +189,9 @@ PROGRESS = "conduct"
 class ConductWatch:
     """Compares every running job that may share with its profile, as interim records come in."""
 
-    def __init__(self, store: Store, headroom_pct: float) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._check = ProfileCheck(headroom_pct)
+        self._check = ProfileCheck()
         self._pauses = PauseCheck()
         self.ran_on: set[int] = set()
         """Running jobs that were at work while they were paused: pausing them is of no use."""
@@ -196,7 +199,12 @@ class ConductWatch:
         self._last_run = int(progress.get("last_run", 0))
 
     def look(
-        self, jobs: Iterable[Job], records: Sequence[Record], pairs: Mapping[PairKey, Pair], now_s: float
+        self,
+        jobs: Iterable[Job],
+        records: Sequence[Record],
+        pairs: Mapping[PairKey, Pair],
+        now_s: float,
+        headroom_pct: float,
     ) -> list[Decision]:
         """Jobs that are newly past their profile become strikes; returns what is noted about them."""
         if not records:
@@ -213,7 +221,9 @@ class ConductWatch:
             if profile is not None and profile.owner_uid == job.uid:
                 by_job[raw_id] = profile
         beside = {own.raw_id: other for pair in pairs.values() for own, other in pair.sides}
-        found = [(running[raw_id], excess) for raw_id, excess in self._check.look(records, by_job).items()]
+        found = [
+            (running[raw_id], excess) for raw_id, excess in self._check.look(records, by_job, headroom_pct).items()
+        ]
         self._store.conduct.strike([_strike(job, beside.get(job.raw_id), why, now_s) for job, why in found])
         for job, why in found:
             if why.feature == MEMORY:
@@ -244,7 +254,7 @@ class ConductWatch:
             decisions.append(explain.noted(job, RAN_ON, now_s, other, seen=round(active_pct, 1)))
         return decisions
 
-    def ended(self, now_s: float) -> list[Decision]:
+    def ended(self, now_s: float, headroom_pct: float) -> list[Decision]:
         """Jobs past their profile, of runs beside somebody that were over before two interim records told of them.
 
         Memory needs no look here: a run that has ended raises its profile's peak.
@@ -256,7 +266,7 @@ class ConductWatch:
             if not run.by_node or run.shared_s <= 0.0:
                 continue
             record, profile = self._store.runs.record(run.id), self._store.profiles.get(run.token)
-            if record is not None and profile is not None and (why := self._check.ended(record, profile)):
+            if record is not None and profile is not None and (why := self._check.ended(record, profile, headroom_pct)):
                 beside = max(record.neighbours, key=lambda item: item.seconds, default=None)
                 found.append((run, profile.owner_uid, why, beside.job_id if beside else None))
         if new:

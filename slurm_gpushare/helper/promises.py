@@ -47,8 +47,7 @@ class Judged:
 class Keeper:
     """Keeps residents' promises, one look after the other."""
 
-    def __init__(self, config: Config, slurm: Slurm) -> None:
-        self._config = config
+    def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
         self._resumed_s: dict[int, float] = {}
         self._may_go_on_s: dict[int, float] = {}
@@ -57,8 +56,10 @@ class Keeper:
         self.forgotten = ForgottenPauses(slurm)
         self.ran_on: Collection[int] = ()
         """Jobs that were at work in a pause of ours: they are not paused any more."""
-        self.may_pause = config.on_slowdown == "pause"
-        """Whether pausing is wanted and possible here."""
+        self.preemption_suspends = False
+        """Whether Slurm suspends jobs here for reasons of its own: then we do not."""
+        self.may_pause = True
+        """Whether Slurm has not refused it again and again."""
         self._refused: set[int] = set()
         """Jobs that Slurm would not suspend, since it last suspended one: they are not tried again."""
 
@@ -81,17 +82,18 @@ class Keeper:
         self._may_go_on_s = {job: at_s for job, at_s in self._may_go_on_s.items() if job in paused}
         return decisions
 
-    def keep(self, judged: Judged, view: View) -> list[Decision]:
+    def keep(self, judged: Judged, view: View, config: Config) -> list[Decision]:
         """Do what a pair needs now; returns what was decided."""
         pair, now_s = judged.pair, view.now_s
-        ahead_s = 2.0 * self._config.tick_s
-        may_pause = self.may_pause and pair.guest.raw_id not in self._refused
+        ahead_s = 2.0 * config.tick_s
+        wanted = config.on_slowdown == "pause" and not self.preemption_suspends
+        may_pause = wanted and self.may_pause and pair.guest.raw_id not in self._refused
         may_change = (may_pause or pair.guest.paused) and pair.guest.raw_id not in self.ran_on
         if may_change and not (pair.stands_still and not pair.guest.paused):
-            pauses = self._pauses(pair.guest, judged.guest, view)
+            pauses = self._pauses(pair.guest, judged.guest, view, config)
             step = next_step(judged.resident, judged.guest, pauses, now_s, ahead_s, judged.guest_first)
             if step is PauseStep.PAUSE:
-                return self._pause(judged, view)
+                return self._pause(judged, view, config)
             if step is PauseStep.RESUME:
                 return self._resume(pair.guest, now_s, "its neighbour has budget again")
             if step is PauseStep.END:
@@ -104,22 +106,28 @@ class Keeper:
                     f"job {job.key} has lost {standing.slowed_pct:.0f} % of its run, "
                     f"promised was {standing.promise_pct:.0f} %"
                 )
-                return self.separate(pair, job, other, why, now_s)
+                return self.separate(judged, (job, other), why, now_s, config)
         return []
 
-    def separate(self, pair: Pair, job: Job, other: Job, why: str, now_s: float) -> list[Decision]:
-        """What pausing cannot mend: requeue who came last if its owner has said that this may be, else tell both."""
+    def separate(
+        self, judged: Judged, whose: tuple[Job, Job], why: str, now_s: float, config: Config
+    ) -> list[Decision]:
+        """What pausing cannot mend: requeue who came last if its owner has said that this may be, else tell both.
+
+        `whose` is the job with the broken promise, and its neighbour.
+        """
+        pair = judged.pair
         key = (pair.resident.raw_id, pair.guest.raw_id, why.split()[0])
         if key in self._told:
             return []
         self._told.add(key)
         log.warning("slowdown", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key, why=why)
-        told = explain.both(job, other, "slowed", now_s, why)
-        return told + self.requeue(pair.guest, pair.resident, why, now_s)
+        told = explain.both(*whose, "slowed", now_s, why)
+        return told + self.requeue(pair.guest, pair.resident, why, now_s, config)
 
-    def requeue(self, job: Job, other: Job, why: str, now_s: float) -> list[Decision]:
+    def requeue(self, job: Job, other: Job, why: str, now_s: float, config: Config) -> list[Decision]:
         """Put a job back into the queue, if its owner has said so; Slurm's own default is no consent."""
-        if self._config.on_slowdown == "report" or job.tag is None or not (job.tag.requeue and job.requeue):
+        if config.on_slowdown == "report" or job.tag is None or not (job.tag.requeue and job.requeue):
             return []
         try:
             self._slurm.requeue(job.key)
@@ -129,7 +137,7 @@ class Keeper:
         log.info("requeue", job=job.key, why=why)
         return [explain.noted(job, "requeued", now_s, other, why=why)]
 
-    def _pauses(self, job: Job, standing: Standing, view: View) -> Pauses:
+    def _pauses(self, job: Job, standing: Standing, view: View, config: Config) -> Pauses:
         limit_s = None if job.limit_s is None else job.limit_s - job.given_s
         run_s = max(standing.run_s, limit_s or 0.0)
         moves_s = view.free_until_s(job) - job.end_s if job.end_s is not None and limit_s is not None else float("inf")
@@ -137,16 +145,16 @@ class Keeper:
             since_s=float(job.tag.paused.since_s) if job.tag and job.tag.paused else None,
             total_s=job.paused_s(view.now_s),
             ran_s=view.now_s - self._resumed_s.get(job.raw_id, float("-inf")),
-            most_s=self._config.pause_most_pct / 100.0 * run_s,
+            most_s=config.pause_most_pct / 100.0 * run_s,
             end_moves_s=moves_s,
         )
 
-    def _pause(self, judged: Judged, view: View) -> list[Decision]:
+    def _pause(self, judged: Judged, view: View, config: Config) -> list[Decision]:
         pair, job = judged.pair, judged.pair.guest
         node = view.nodes.get(job.nodes[0]) if job.nodes else None
         waiting = [other for other in view.jobs.values() if token_of(other) is None and startable(other, view.now_s)]
         by_signal = node is None or loses_its_cpus(job, node, _running(view), waiting)
-        if by_signal and not self._config.extend_time_limit:
+        if by_signal and not config.extend_time_limit:
             return []  # its clock would run on, and nobody would give the time back
         applied = pause(self._slurm, job, view.now_s, by_signal=by_signal)
         why = (

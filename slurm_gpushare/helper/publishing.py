@@ -53,9 +53,8 @@ PRIVACY_FOR_S = 60.0
 class Publisher:
     """Writes the files of `store.published`, never more often than they are worth."""
 
-    def __init__(self, config: Config, store: Store, slurm: Slurm, knowledge: str = "") -> None:
-        """`knowledge` names the bases that the helper runs on."""
-        self._config, self._store, self._slurm, self._knowledge = config, store, slurm, knowledge
+    def __init__(self, store: Store, slurm: Slurm) -> None:
+        self._store, self._slurm = store, slurm
         self._next_s = self._pause_s = 0.0
         self._private = True
         self._private_at_s = float("-inf")
@@ -69,21 +68,24 @@ class Publisher:
         self._started = False
         self._complaint = ""
 
-    def configure(self, config: Config, knowledge: str) -> None:
-        """Take over settings and the names of the knowledge bases: on SIGHUP."""
-        self._config, self._knowledge, self._next_s = config, knowledge, 0.0
+    def publish_now(self) -> None:
+        """The next time is now: settings or the knowledge base have changed."""
+        self._next_s = 0.0
 
-    def publish(self, report: TickReport, now_s: float) -> None:
-        """Tell what this tick saw. Never raises: nobody's job depends on it."""
+    def publish(self, report: TickReport, now_s: float, config: Config, knowledge: str = "") -> None:
+        """Tell what this tick saw. Never raises: nobody's job depends on it.
+
+        `knowledge` names the bases that the helper runs on.
+        """
         if report.view is None:
             return
         try:
             self._look_at_privacy(now_s)
-            make_open_dir(self._config.public_dir)
+            make_open_dir(config.public_dir)
             live = self._live(report.view, report.reasons)
             if now_s >= self._next_s or self._next_s - now_s > 3600:
-                self._for_all(live, report.view, now_s)
-            self._for_owners(live, report.view, now_s)
+                self._for_all(live, report.view, now_s, config, knowledge)
+            self._for_owners(live, report.view, now_s, config)
             self._complaint = ""
         except (OSError, GpushareError) as why:
             if str(why) != self._complaint:
@@ -110,17 +112,17 @@ class Publisher:
             if job.tag is not None and not job.opted_out
         }
 
-    def _for_all(self, live: Mapping[str, PublicJob], view: View, now_s: float) -> None:
+    def _for_all(self, live: Mapping[str, PublicJob], view: View, now_s: float, config: Config, knowledge: str) -> None:
         begun = time.monotonic()
         jobs = tuple(live.values())
         shown = () if self._private else jobs
-        alive_s = max(self._config.heartbeat_s, 2.0 * self._config.tick_s)
+        alive_s = max(config.heartbeat_s, 2.0 * config.tick_s)
         sums, stale_s = _sums(jobs, view), alive_s + self._pause_s
-        write_public(self._config.public_dir, Published(now_s, self._private, sums, shown, self._knowledge, stale_s))
-        self._pause_s = min((time.monotonic() - begun) / SHARE_OF_TIME, self._config.heartbeat_s / 2.0)
+        write_public(config.public_dir, Published(now_s, self._private, sums, shown, knowledge, stale_s))
+        self._pause_s = min((time.monotonic() - begun) / SHARE_OF_TIME, config.heartbeat_s / 2.0)
         self._next_s = now_s + self._pause_s
 
-    def _for_owners(self, live: Mapping[str, PublicJob], view: View, now_s: float) -> None:
+    def _for_owners(self, live: Mapping[str, PublicJob], view: View, now_s: float, config: Config) -> None:
         if not self._started:  # whoever had a job lately may have news
             self._started = True
             lately = {run.token for run in self._store.runs.between(now_s - 86400.0, now_s + 60.0)}
@@ -136,7 +138,7 @@ class Publisher:
             if self._due.get(uid, 0.0) > now_s or time.monotonic() - begun > OWN_BUDGET_S:
                 break
             self._due[uid] = now_s + OWN_EVERY_S
-            self._for_owner(uid, [live[job.key] for job in own.get(uid, ())], now_s)
+            self._for_owner(uid, [live[job.key] for job in own.get(uid, ())], now_s, config)
 
     def _look_who_left(self, now_s: float) -> None:
         new, self._left_read = self._store.decisions.of_kind(OPTED_OUT, now_s - KEPT_S, self._left_read)
@@ -150,14 +152,15 @@ class Publisher:
                 if now_s - decision.at_s < STAYS_S:
                     self._seen_s[uid] = now_s
 
-    def _for_owner(self, uid: int, live: Collection[PublicJob], now_s: float) -> None:
+    def _for_owner(self, uid: int, live: Collection[PublicJob], now_s: float, config: Config) -> None:
         left = [job for job, at_s in self._left.get(uid, {}).items() if now_s - at_s < KEPT_S]
         figures = own_figures(self._store, uid, live, now_s, self._figures, left)
         if self._private:
             figures = without_neighbours(figures)
-        digest = hashlib.sha256(own_text(replace(figures, at_s=0.0, since_s=0.0)).encode()).digest()
+        told = own_text(replace(figures, at_s=0.0, since_s=0.0))
+        digest = hashlib.sha256(f"{config.public_dir}\n{told}".encode()).digest()
         if self._digests.get(uid) != digest:
-            write_own(self._config.public_dir, uid, own_text(figures), self._config.munge_socket)
+            write_own(config.public_dir, uid, own_text(figures), config.munge_socket)
             self._digests[uid] = digest
 
 

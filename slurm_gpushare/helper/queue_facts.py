@@ -108,9 +108,8 @@ def facts_by_token(profiles: Mapping[str, Profile]) -> dict[str, TokenFacts]:
 class StoreReader:
     """Reads facts from the store once a tick."""
 
-    def __init__(self, store: Store, site_models: Sequence[str]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self.site_models = site_models
         self._card_mem_mib: dict[str, int] = {}
         self._one_process: set[GpuAddress] = set()
         self._records_since_s = 0.0
@@ -123,6 +122,7 @@ class StoreReader:
         sharing: Mapping[int, SharingCost],
         avoid: Mapping[str, frozenset[str]],
         now_s: float,
+        site_models: Sequence[str],
     ) -> QueueFacts:
         """Facts about the jobs that are in the queue now."""
         profiles = self._store.profiles.by_model(tokens_in(jobs))
@@ -135,7 +135,7 @@ class StoreReader:
         self._records_since_s = now_s - 120.0
         return QueueFacts(
             workloads={model: facts_by_token(found) for model, found in profiles.items()},
-            own_names=models_of(self._store.database, self.site_models),
+            own_names=models_of(self._store.database, site_models),
             sharing=sharing,
             card_mem_mib=dict(self._card_mem_mib),
             one_process=frozenset(self._one_process),

@@ -8,25 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm_gpushare.helper import explain, log
-from slurm_gpushare.helper.apply import Outcome, Placements
-from slurm_gpushare.helper.changer import Changer, TickFacts
+from slurm_gpushare.helper.apply import Outcome
+from slurm_gpushare.helper.changer import TickFacts
 from slurm_gpushare.helper.changes import Change, ends_soon, extension, most_lost_s, place, restore, stopped_s, touched
-from slurm_gpushare.helper.comments import Comments
-from slurm_gpushare.helper.hold import Contest
-from slurm_gpushare.helper.observe import LostShards, View, observe
+from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
-from slurm_gpushare.helper.pairs import Ledger, SpanKeeper, pairs_now, past_spans
+from slurm_gpushare.helper.pairs import pairs_now, past_spans
 from slurm_gpushare.helper.plan import plan
-from slurm_gpushare.helper.profile_check import ConductWatch
-from slurm_gpushare.helper.queue_facts import SharingCost, SiteCache, StoreReader
+from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.helper.reasons import Reason, sentence
-from slurm_gpushare.helper.shadow_policy import ShadowRecord, as_if_shareable, with_open_cards
+from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
-from slurm_gpushare.helper.watch import Watch
-from slurm_gpushare.helper.whole_gpus import RecentDurations
-from slurm_gpushare.helper.why_left import WaitReasons
+from slurm_gpushare.helper.state import State
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
-from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
 from slurm_gpushare.slurm.configuration import suspends_by_itself
@@ -53,7 +47,7 @@ class TickReport:
 
 
 class Helper:
-    """The helper's state between ticks. Everything that matters can be rebuilt from Slurm and the store."""
+    """One look after the other, by the settings in force and on the one `State`."""
 
     def __init__(
         self,
@@ -75,40 +69,23 @@ class Helper:
         self._policy = policy
         self.partners = partners
         """For each cluster the one beside it under the policy `paper`; `configure` puts it in force."""
-        self._facts = StoreReader(store, config.gpu_models)
-        self._ledger = Ledger(time.monotonic if clock is time.time else None)
-        self._spans = SpanKeeper(store, slurm)
-        self._lately, self._gangs_lately = RecentDurations(), RecentDurations(gangs=True)
-        self._site = SiteCache(slurm)
-        self._lost_shards = LostShards()
-        self._changer = Changer(slurm, dry_run=dry_run)
+        self.state = State(slurm, store, dry_run=dry_run, stopwatch=time.monotonic if clock is time.time else None)
+        self._changer = self.state.changer
         self.lock, self.recent = self._changer.lock, self._changer.recent
-        self._comments = Comments(slurm, store, self._changer)
-        self.contest = Contest()
-        self.somebody_waits = False
-        """Whether a job waits that we could give a card to."""
-        self._decisions: list[Decision] = []
-        self._reasons = WaitReasons()
-        self._shadow = ShadowRecord(store)
-        self._told: dict[str, str] = {}
         self.configure(config)
-        self._resumed = False
 
     def configure(self, config: Config) -> None:
-        """Take over settings: at the start, and on SIGHUP."""
+        """Take over settings: at the start, and on SIGHUP. Nothing that is remembered changes with them."""
         self.config = config
-        self._facts.site_models = config.gpu_models
         settings = PolicySettings.from_config(config)
         settings = settings if self._policy is None else settings.with_policy(self._policy)
         self.settings = settings if self.partners is None else replace(settings, partners=self.partners)
-        self._placements = Placements(bound_s=float(config.lease_s))
-        self._watch = Watch(config, self._store, self._slurm, self._ledger)
-        self._conduct = ConductWatch(self._store, config.memory_headroom_pct)
 
     def check_pausing(self, slurm_conf: Mapping[str, str]) -> None:
         """Only report broken promises where Slurm suspends jobs for reasons of its own."""
-        if self.config.on_slowdown == "pause" and suspends_by_itself(slurm_conf):
-            self._watch.keeper.may_pause = False
+        keeper = self.state.watch.keeper
+        keeper.preemption_suspends = suspends_by_itself(slurm_conf)
+        if self.config.on_slowdown == "pause" and keeper.preemption_suspends:
             log.warning("pause", error="PreemptMode suspends jobs: promises are only watched and reported")
 
     def shares(self, node: Node) -> bool:
@@ -130,11 +107,11 @@ class Helper:
         decided = plan(view.snapshot, self.knowledge, self.settings.for_plan)
         report.plan_s = time.monotonic() - planned
         placed = self._place_all(decided, view, report)
-        self.somebody_waits = not self.places_nobody and any(
+        self.state.somebody_waits = not self.places_nobody and any(
             job.token is not None and job.key not in placed for job in view.snapshot.pending
         )
         report.view = view
-        report.reasons = self._reasons.update(view.snapshot, self.knowledge, self.settings, decided)
+        report.reasons = self.state.reasons.update(view.snapshot, self.knowledge, self.settings, decided)
         self._end_leases(view, placed, report)
         self._keep_decisions()
         report.calls = self._slurm.calls - calls
@@ -149,8 +126,8 @@ class Helper:
     def _place_all(self, decided: Plan, view: View, report: TickReport) -> set[str]:
         """Send jobs where the plan wants them, or only record it; the keys of those that go."""
         if self.settings.policy == "shadow":
-            new = self._shadow.first_time(decided.placements, view)
-            self._decisions += new
+            new = self.state.shadow.first_time(decided.placements, view)
+            self.state.decisions += new
             if new:
                 report.outcomes["shadow"] = len(new)
             return set()
@@ -163,77 +140,82 @@ class Helper:
         in_shadow = self.settings.policy == "shadow"
         jobs = [as_if_shareable(job, self.config.shards_per_gpu) for job in jobs] if in_shadow else jobs
         nodes = self._slurm.nodes()
-        self._lost_shards.look((node for node in nodes if self.shares(node)), self.config.shards_per_gpu)
-        if not self._resumed:
+        self.state.lost_shards.look((node for node in nodes if self.shares(node)), self.config.shards_per_gpu)
+        if not self.state.recalled:
             spans = past_spans(self._store, self._slurm, jobs, now_s, self.dry_run)
-            self._ledger.recall(spans, now_s, {job.raw_id: job.paused_s(now_s) for job in jobs if job.running})
-            self._resumed = True
-        avoid = self._placements.avoid([node.name for node in nodes], now_s)
-        facts = self._facts.read(jobs, self._ledger.sharing(), avoid, now_s)
-        reservations = self._site.reservations(nodes, jobs, now_s)
-        tiers = self._site.tiers(now_s)
-        seen = TickFacts(reservations, replace(facts, longest_limit_s=self._site.longest_limit_s()), tiers)
+            self.state.pairs.recall(spans, now_s, {job.raw_id: job.paused_s(now_s) for job in jobs if job.running})
+            self.state.recalled = True
+        avoid = self.state.placements.avoid([node.name for node in nodes], now_s)
+        facts = self.state.store_facts.read(jobs, self.state.pairs.sharing(), avoid, now_s, self.config.gpu_models)
+        reservations = self.state.site.reservations(nodes, jobs, now_s)
+        tiers = self.state.site.tiers(now_s)
+        seen = TickFacts(reservations, replace(facts, longest_limit_s=self.state.site.longest_limit_s()), tiers)
         view = observe(jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
-        mean_s, gang_s = self._lately.mean_s(view.snapshot), self._gangs_lately.mean_s(view.snapshot)
+        mean_s, gang_s = self.state.durations.mean_s(view.snapshot), self.state.gang_durations.mean_s(view.snapshot)
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
         view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s, mean_gang_s=gang_s))
         with self.lock:
-            self.recent.take(view, seen, self.config, self._changer.asked_s)
-            self.contest.settle(view.jobs, view.cards, self._changer.asked_s)
+            self.recent.take(view, seen, self._changer.asked_s)
+            self.state.contest.settle(view.jobs, view.cards, self._changer.asked_s)
         return view
 
     def _follow_comments(self, view: View, report: TickReport) -> None:
         if not self.places_nobody:
-            for decision in self._comments.follow(view, self.config, report.outcomes):
-                self._decisions.append(decision)  # one by one: Slurm may fail before the next
-        for decision in self._comments.let_go(view, report.outcomes):
-            self._decisions.append(decision)
+            for decision in self.state.comments.follow(view, self.config, report.outcomes):
+                self.state.decisions.append(decision)  # one by one: Slurm may fail before the next
+        for decision in self.state.comments.let_go(view, report.outcomes):
+            self.state.decisions.append(decision)
 
     def _follow_pairs(self, view: View, report: TickReport) -> None:
-        current = pairs_now(view.cards, self.knowledge, view.now_s, self._ledger.pairs, view.gpu_models)
-        turn = self._ledger.turn(current, (job for job in view.jobs.values() if job.running), view.now_s)
+        current = pairs_now(view.cards, self.knowledge, view.now_s, self.state.pairs.pairs, view.gpu_models)
+        turn = self.state.pairs.turn(current, (job for job in view.jobs.values() if job.running), view.now_s)
         report.pairs = len(turn.now)
         for pair in turn.begun:
             log.info("pair", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key)
         if self.dry_run:
             return
-        self._spans.keep(turn, view.now_s)
-        self._decisions += self._conduct.look(view.jobs.values(), self._facts.records, turn.now, view.now_s)
-        self._decisions += self._conduct.look_at_paused(view.jobs.values(), self._facts.records, turn.now, view.now_s)
-        self._decisions += self._conduct.ended(view.now_s)
-        self._watch.keeper.ran_on = self._conduct.ran_on
-        self._decisions += self._watch.look(turn, view)
+        self.state.spans.keep(turn, view.now_s)
+        state, jobs, records = self.state, view.jobs.values(), self.state.store_facts.records
+        headroom_pct = self.config.memory_headroom_pct
+        state.decisions += state.conduct.look(jobs, records, turn.now, view.now_s, headroom_pct)
+        state.decisions += state.conduct.look_at_paused(jobs, records, turn.now, view.now_s)
+        state.decisions += state.conduct.ended(view.now_s, headroom_pct)
+        state.watch.keeper.ran_on = state.conduct.ran_on
+        self.state.decisions += self.state.watch.look(turn, view, self.config)
         if self.config.extend_time_limit:
             self._extend(view, report)
 
     def _extend(self, view: View, report: TickReport) -> None:
         """Give jobs the time back that neighbours, also those that have left, and pauses by a signal cost them."""
-        costs = self._ledger.sharing()
+        costs = self.state.pairs.sharing()
         shared = [job for job in view.jobs.values() if job.running and job.raw_id in costs] if costs else []
         found = ((job, self._extension(job, costs[job.raw_id], view)) for job in shared)
         changes = [(job, change) for job, change in found if change is not None]
         self._changer.read_again(job.key for job, _ in changes)
         for job, change in changes:
             if self._changer.apply(job, change, "extend", report.outcomes).outcome is Outcome.DONE:
-                self._decisions.append(explain.noted(job, "extended", view.now_s, limit=change.fields["TimeLimit"]))
+                self.state.decisions.append(
+                    explain.noted(job, "extended", view.now_s, limit=change.fields["TimeLimit"])
+                )
 
     def _extension(self, job: Job, cost: SharingCost, view: View) -> Change | None:
         """What gives the job back that it has lost; None if that is nothing, or cannot be given."""
         lost_s = stopped_s(job, view.now_s)
-        if self._watch.measured(job.raw_id) or ends_soon(job, view.now_s):
+        if self.state.watch.measured(job.raw_id) or ends_soon(job, view.now_s):
             site_pct = self.config.promises.of(guest=cost.joined, own_pct=None)  # asking for less costs no time
             lost_s += min(cost.lost_s, most_lost_s(job, site_pct))
-        return extension(job, lost_s, self._site.most_s(job.partitions), view.free_until_s(job))
+        return extension(job, lost_s, self.state.site.most_s(job.partitions), view.free_until_s(job))
 
     def _take_back(self, view: View, report: TickReport) -> None:
-        for job, why in self._placements.overdue(view.jobs.values(), view.nodes, view.now_s):
+        bound_s = float(self.config.lease_s)
+        for job, why in self.state.placements.overdue(view.jobs.values(), view.nodes, view.now_s, bound_s):
             change = restore(job, self._slurm.release, view.now_s)
-            self._placements.failed(job, view.nodes, view.now_s)
+            self.state.placements.failed(job, view.nodes, view.now_s)
             if change is None:
                 continue
             if self._changer.apply(job, change, "take-back", report.outcomes, why=why).outcome is Outcome.DONE:
                 card = parse_card(job.tag.placed if job.tag else None)
-                self._decisions.append(explain.taken_back(job, card, why, view.now_s))
+                self.state.decisions.append(explain.taken_back(job, card, why, view.now_s))
 
     def place(
         self, placement: Placement, view: View, outcomes: Counter[str], answer: dict[str, Job] | None = None
@@ -259,9 +241,9 @@ class Helper:
             isd_pct=placement.reasons.guest_isd_pct, resident_isd_pct=placement.reasons.resident_isd_pct,
         )  # fmt: skip
         if applied.outcome is Outcome.DONE:
-            self._placements.sent(job, view.now_s)
+            self.state.placements.sent(job, view.now_s)
             partner = view.jobs.get(placement.partner_key or "")
-            self._decisions.append(explain.placed(job, placement, partner, self.settings.policy, view.now_s))
+            self.state.decisions.append(explain.placed(job, placement, partner, self.settings.policy, view.now_s))
         return applied.outcome
 
     def _end_leases(self, view: View, placed: set[str], report: TickReport) -> None:
@@ -285,16 +267,16 @@ class Helper:
     def _keep_decisions(self) -> None:
         """Put them into the store. Where that fails they are kept for the next tick: what was done stays done."""
         with self.lock:
-            decisions = list(self._decisions)
+            decisions = list(self.state.decisions)
         if not self.dry_run:
             self._store.decisions.add(decisions)
         with self.lock:
-            del self._decisions[: len(decisions)]
+            del self.state.decisions[: len(decisions)]
 
     def _note_waits(self, view: View, report: TickReport) -> None:
         """Record why jobs wait, once for each reason: its numbers change from tick to tick."""
         for key, reason in report.reasons.items():
-            if self._told.get(key) != reason.code:
-                self._told[key] = reason.code
-                self._decisions.append(explain.waits(view.jobs[key], reason, view.now_s))
-        self._told = {key: code for key, code in self._told.items() if key in view.jobs}
+            if self.state.told.get(key) != reason.code:
+                self.state.told[key] = reason.code
+                self.state.decisions.append(explain.waits(view.jobs[key], reason, view.now_s))
+        self.state.told = {key: code for key, code in self.state.told.items() if key in view.jobs}

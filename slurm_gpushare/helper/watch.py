@@ -19,7 +19,7 @@ from slurm_gpushare.helper.queue_facts import SharingCost, TokenFacts, token_fac
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.record import Record
-from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.settings import Config, SitePromises
 from slurm_gpushare.slurm.interface import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
@@ -27,20 +27,28 @@ from slurm_gpushare.store.sharing import BrokenPromise, Observation
 from slurm_gpushare.store.workloads import Profile
 
 
+@dataclass(frozen=True, slots=True)
+class _Accounts:
+    """What jobs have lost, whose tokens are to be measured anew, and what was promised."""
+
+    costs: Mapping[int, SharingCost]
+    anew: Collection[str]
+    promises: SitePromises
+
+
 class Watch:
     """Follows the pairs that share."""
 
-    def __init__(self, config: Config, store: Store, slurm: Slurm, ledger: Ledger) -> None:
+    def __init__(self, store: Store, slurm: Slurm, ledger: Ledger) -> None:
         self._store = store
         self._ledger = ledger
-        self._promises = config.promises
         self._measured = PairMeasurements(store)
-        self.keeper = Keeper(config, slurm)
-        self._memory = MemoryWatch(config, store, slurm, self.keeper)
+        self.keeper = Keeper(slurm)
+        self._memory = MemoryWatch(store, slurm, self.keeper)
         self._started = False
         self._entered: set[tuple[int, int]] = set()
 
-    def look(self, turn: Turn, view: View) -> list[Decision]:
+    def look(self, turn: Turn, view: View, config: Config) -> list[Decision]:
         """Compare, act, learn; returns what was decided about jobs."""
         now_s, pairs = view.now_s, list(turn.now.values())
         if not self._started:
@@ -58,10 +66,10 @@ class Watch:
         anew = self._store.conduct.to_measure() if pairs else frozenset()
         for pair in (self._ledger.pairs[pair.key] for pair in pairs if pair.key in self._ledger.pairs):
             seen, profiles = self._measured.of(pair), by_model.get(pair.gpu_model, {})
-            judged = self._judge(pair, seen, profiles, costs, anew, now_s)
+            judged = self._judge(pair, seen, profiles, _Accounts(costs, anew, config.promises), now_s)
             self._note_broken(judged, now_s)
-            decisions += self._memory.look(pair, seen.records, profiles, view)
-            decisions += self.keeper.keep(judged, view)
+            decisions += self._memory.look(pair, seen.records, profiles, view, config)
+            decisions += self.keeper.keep(judged, view, config)
         self._measured.learn(pairs, now_s)
         ended = self._measured.finish(turn.ended, now_s)
         return decisions + self._memory.ended(ended, now_s)
@@ -90,15 +98,14 @@ class Watch:
         pair: Pair,
         seen: SeenPair,
         profiles: Mapping[str, Profile],
-        costs: Mapping[int, SharingCost],
-        anew: Collection[str],
+        accounts: _Accounts,
         now_s: float,
     ) -> Judged:
         def standing(job: Job, rate: float) -> Standing:
-            cost, measured = costs.get(job.raw_id, SharingCost()), seen.rates.get(job.raw_id)
+            cost, measured = accounts.costs.get(job.raw_id, SharingCost()), seen.rates.get(job.raw_id)
             profile = profiles.get(token_of(job) or "")
             return Standing(
-                promise_pct=self._promises.of(guest=cost.joined, own_pct=job.tag.max_isd_pct if job.tag else None),
+                promise_pct=accounts.promises.of(guest=cost.joined, own_pct=job.tag.max_isd_pct if job.tag else None),
                 run_s=run_low_s(job, cost.lost_s, token_facts(profile) if profile else TokenFacts(), now_s),
                 lost_s=cost.lost_s + job.paused_s(now_s),
                 shared_s=self._ledger.shared_s(pair.key),
@@ -108,7 +115,7 @@ class Watch:
             )
 
         true = [
-            token_of(job) not in anew
+            token_of(job) not in accounts.anew
             and not unlike_profile(seen.records.get(job.raw_id), profiles.get(token_of(job) or ""))
             for job in (pair.resident, pair.guest)
         ]
@@ -140,18 +147,23 @@ _FAILED = frozenset({"FAILED", "OUT_OF_MEMORY"})
 class MemoryWatch:
     """Compares what jobs hold of a card with what their profiles said."""
 
-    def __init__(self, config: Config, store: Store, slurm: Slurm, keeper: Keeper) -> None:
-        self._headroom = config.memory_headroom_pct / 100.0
+    def __init__(self, store: Store, slurm: Slurm, keeper: Keeper) -> None:
         self._store = store
         self._slurm = slurm
         self._keeper = keeper
         self._told: set[int] = set()
 
     def look(
-        self, pair: Pair, records: Mapping[int, Record], profiles: Mapping[str, Profile], view: View
+        self,
+        pair: Pair,
+        records: Mapping[int, Record],
+        profiles: Mapping[str, Profile],
+        view: View,
+        config: Config,
     ) -> list[Decision]:
         """Who has outgrown its profile is remembered with what it really needs; if the two no longer fit it must go."""
         decisions: list[Decision] = []
+        usable = 1.0 - config.memory_headroom_pct / 100.0
         used = {job.raw_id: _used_mib(records.get(job.raw_id)) for job in (pair.resident, pair.guest)}
         total = max((record.features.mem_total_mib or 0.0 for record in records.values()), default=0.0)
         for job, other in pair.sides:
@@ -160,15 +172,13 @@ class MemoryWatch:
                 continue
             need, beside = used[job.raw_id], max(used[other.raw_id], _expected_mib(other, profiles))
             self._store.workloads.raise_memory(token_of(job) or "", int(need))  # so nobody joins who would not fit
-            if total and need + beside > total * (1.0 - self._headroom):
+            if total and need + beside > total * usable:
                 self._told.add(job.raw_id)
-                decisions += self._outgrown(job, other, need, beside, total, view.now_s)
+                why = f"memory: {need:,.0f} MiB do not fit beside {beside:,.0f} of {total:,.0f}"
+                log.warning("memory", job=job.key, beside=other.key, why=why)
+                decisions += explain.both(job, other, "outgrown", view.now_s, why)
+                decisions += self._keeper.requeue(job, other, why, view.now_s, config)
         return decisions
-
-    def _outgrown(self, job: Job, other: Job, need: float, beside: float, total: float, now_s: float) -> list[Decision]:
-        why = f"memory: {need:,.0f} MiB do not fit beside {beside:,.0f} of {total:,.0f}"
-        log.warning("memory", job=job.key, beside=other.key, why=why)
-        return explain.both(job, other, "outgrown", now_s, why) + self._keeper.requeue(job, other, why, now_s)
 
     def ended(self, over: Iterable[tuple[Pair, SeenPair]], now_s: float) -> list[Decision]:
         """Raise the memory estimate of a job that failed while the two filled the card."""

@@ -62,7 +62,7 @@ def site(store_url: str, tmp_path: Path) -> Site:
 
 
 def test_a_job_at_work_in_its_pause_is_a_strike_and_told_of_once(site: Site) -> None:
-    watch, job = ConductWatch(site.store, 5.0), paused_job()
+    watch, job = ConductWatch(site.store), paused_job()
     kinds = []
     for seq in (1, 2, 3):
         noted = watch.look_at_paused([job], [interim(seq, SINCE + 30 * seq, *[80.0] * seq)], {}, NOW)

@@ -143,12 +143,12 @@ def waits(key: str, priority: int, **changes: Any) -> Job:
 class TestAnswer:
     def test_the_head_of_the_queue_gets_the_card_and_the_node_is_told(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path, [waits("8", 50), waits("7", 100)])
-        assert scene.helper.somebody_waits
+        assert scene.helper.state.somebody_waits
         scene.end("1")
         assert scene.slurm.changed[0] == "7"
         assert placed_card(scene.slurm.queue["7"]) == CARD
         assert scene.answers() == "1"
-        assert scene.helper.contest.drain()["holds"] == 1
+        assert scene.helper.state.contest.drain()["holds"] == 1
 
     def test_a_plain_job_that_ranks_higher_gets_it_from_slurm(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path, [waits("8", 50), waits("7", 100, tag="")])
@@ -168,7 +168,7 @@ class TestAnswer:
         scene.slurm.started["7"] = running("7", "n0", "gres/gpu:v100_0:1", tag=TAG)
         scene.end("1")
         assert scene.slurm.changed == []
-        assert scene.helper.contest.drain()["cards_lost"] == 1
+        assert scene.helper.state.contest.drain()["cards_lost"] == 1
 
     def test_a_node_that_drains_gets_nobody(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path, [waits("7", 100)])

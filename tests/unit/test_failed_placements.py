@@ -18,18 +18,20 @@ def placed(key: str = "5", **changes: object) -> Job:
 
 
 def test_a_placement_has_its_time_to_start() -> None:
-    placements = Placements(bound_s=30)
+    placements = Placements()
     placements.sent(placed(), NOW)
     nodes = {"n0": node()}
-    assert placements.overdue([placed()], nodes, NOW + 29) == []
+    assert placements.overdue([placed()], nodes, NOW + 29, 30.0) == []
     behind_another = placed(reason="ReqNodeNotAvail, May be reserved for other job")
-    assert placements.overdue([behind_another], nodes, NOW + 29) == [], "it waits for the same epilog"
+    assert placements.overdue([behind_another], nodes, NOW + 29, 30.0) == [], "it waits for the same epilog"
     for reason in (
         "ReqNodeNotAvail, UnavailableNodes:n0",
         "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
     ):
-        assert placements.overdue([placed(reason=reason)], nodes, NOW + 29) == [], "slurmctld has just been started"
-    ((_, why),) = placements.overdue([placed()], nodes, NOW + 31)
+        assert placements.overdue([placed(reason=reason)], nodes, NOW + 29, 30.0) == [], (
+            "slurmctld has just been started"
+        )
+    ((_, why),) = placements.overdue([placed()], nodes, NOW + 31, 30.0)
     assert "within 30 s" in why
 
 
@@ -45,25 +47,25 @@ def test_a_placement_has_its_time_to_start() -> None:
     ],
 )
 def test_what_will_not_start_is_taken_back_at_once(now: Job, reason: str) -> None:
-    placements = Placements(bound_s=30)
+    placements = Placements()
     placements.sent(placed(), NOW)
-    ((_, why),) = placements.overdue([now], {"n0": node()}, NOW + 1)
+    ((_, why),) = placements.overdue([now], {"n0": node()}, NOW + 1, 30.0)
     assert reason in why
 
 
 def test_a_node_out_of_service_gives_its_placements_back() -> None:
-    placements = Placements(bound_s=30)
+    placements = Placements()
     placements.sent(placed(), NOW)
     drained = node(states=frozenset({"idle", "drain"}))
-    assert placements.overdue([placed()], {"n0": drained}, NOW + 1)
-    assert placements.overdue([placed()], {}, NOW + 1)
+    assert placements.overdue([placed()], {"n0": drained}, NOW + 1, 30.0)
+    assert placements.overdue([placed()], {}, NOW + 1, 30.0)
     placements.failed(placed(), {"n0": drained}, NOW + 1)
     placements.failed(placed(), {}, NOW + 1)
     assert placements.avoid(["n0"], NOW + 2) == {}, "once it is back, it may do"
 
 
 def test_a_node_that_failed_a_job_is_avoided_and_two_are_enough() -> None:
-    placements = Placements(bound_s=30)
+    placements = Placements()
     placements.failed(placed(), NODES, NOW)
     assert placements.avoid(["n0", "n1", "n2"], NOW + 1) == {"5": frozenset({"n0"})}
     other = placed(tag=f"{TAG};g=n1:1", wanted_nodes="n1")
@@ -73,7 +75,7 @@ def test_a_node_that_failed_a_job_is_avoided_and_two_are_enough() -> None:
 
 
 def test_two_failed_nodes_are_enough_for_every_job() -> None:
-    placements = Placements(bound_s=30)
+    placements = Placements()
     for key in ("5", "6"):
         for name in ("n0", "n1"):
             placements.failed(placed(key=key, tag=f"{TAG};g={name}:1", wanted_nodes=name), NODES, NOW)
@@ -83,7 +85,7 @@ def test_two_failed_nodes_are_enough_for_every_job() -> None:
 
 
 def test_jobs_that_are_gone_are_forgotten() -> None:
-    placements = Placements(bound_s=30)
+    placements = Placements()
     placements.failed(placed(), NODES, NOW)
-    placements.overdue([], {}, NOW)
+    placements.overdue([], {}, NOW, 30.0)
     assert placements.avoid(["n0"], NOW + 1) == {}

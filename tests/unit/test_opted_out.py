@@ -47,11 +47,11 @@ class OwnersView:
 
     def restart(self) -> None:
         self._helper = Helper(self.config, self.slurm, self.store, Flat(0.9), clock=lambda: self.now_s)
-        self._publisher = Publisher(self.config, self.store, self.slurm)
+        self._publisher = Publisher(self.store, self.slurm)
 
     def tick(self, after_s: float = OWN_EVERY_S) -> None:
         self.now_s += after_s
-        self._publisher.publish(self._helper.tick(), self.now_s)
+        self._publisher.publish(self._helper.tick(), self.now_s, self.config)
 
     def told(self, job: Job, uid: int = OWNER) -> str:
         known = from_queue(job, self.now_s)

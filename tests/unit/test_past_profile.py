@@ -41,12 +41,12 @@ def interim(seq: int, *means: float, mem_mib: float = 300.0, run_id: str = "a" *
 
 
 def past(check: ProfileCheck, *records: Record, of: Profile | None = None) -> list[str]:
-    found = check.look(records, {7: of or profile()})
+    found = check.look(records, {7: of or profile()}, 5.0)
     return [str(excess) for excess in found.values()]
 
 
 def test_two_records_running_past_the_profile_are_needed() -> None:
-    check = ProfileCheck(headroom_pct=5.0)
+    check = ProfileCheck()
     assert past(check, interim(1, 97.0)) == []
     assert past(check, interim(1, 97.0)) == [], "the same record again is no second one"
     assert past(check, interim(2, 97.0, 3.0)) == []
@@ -56,7 +56,7 @@ def test_two_records_running_past_the_profile_are_needed() -> None:
 
 
 def test_memory_past_the_headroom_counts_too() -> None:
-    check = ProfileCheck(headroom_pct=5.0)
+    check = ProfileCheck()
     assert past(check, interim(1, 3.0, mem_mib=1100.0), interim(2, 3.0, 3.0, mem_mib=1100.0)) == []
     grown = [interim(3, 3.0, 3.0, 3.0, mem_mib=13_000.0), interim(4, 3.0, 3.0, 3.0, 3.0, mem_mib=13_000.0)]
     assert past(check, *grown) == ["mem_used_mib is 13000, measured was 300"]
@@ -64,13 +64,13 @@ def test_memory_past_the_headroom_counts_too() -> None:
 
 @pytest.mark.parametrize("wide", [profile(50.0, sd=20.0), profile(50.0, scatter=7.0), profile(60.0)])
 def test_the_profiles_own_spread_is_no_excess(wide: Profile) -> None:
-    check = ProfileCheck(headroom_pct=5.0)
+    check = ProfileCheck()
     assert past(check, interim(1, 74.0), interim(2, 74.0, 74.0), of=wide) == []
 
 
 def test_a_record_with_few_samples_waits_for_the_next() -> None:
     """A site that samples rarely has a sample or two in each record."""
-    check, found = ProfileCheck(headroom_pct=5.0), []
+    check, found = ProfileCheck(), []
     for seq in range(1, 12):
         stat = Stat(seq, 97.0, 97.0, 97.0, 97.0, 0.0)
         found += past(check, replace(interim(seq, 97.0), shared=Period(0.0, 30.0 * seq, {"gpu_util_pct": stat})))
@@ -78,7 +78,7 @@ def test_a_record_with_few_samples_waits_for_the_next() -> None:
 
 
 def test_a_requeued_job_begins_anew() -> None:
-    check = ProfileCheck(headroom_pct=5.0)
+    check = ProfileCheck()
     assert past(check, interim(1, 97.0)) == []
     assert past(check, interim(1, 97.0, run_id="b" * 32)) == []
 
@@ -88,26 +88,28 @@ def final(record: Record) -> Record:
 
 
 def test_a_run_too_short_for_two_interim_records_is_judged_by_its_final_one() -> None:
-    check = ProfileCheck(headroom_pct=5.0)
+    check = ProfileCheck()
     assert past(check, interim(1, 97.0)) == []
-    assert check.look([], {}) == {}, "it is gone from the queue"
-    assert str(check.ended(final(interim(2, 97.0, 97.0)), profile())) == "gpu_util_mean_pct is 97, measured was 3"
-    fine = ProfileCheck(headroom_pct=5.0)
+    assert check.look([], {}, 5.0) == {}, "it is gone from the queue"
+    assert str(check.ended(final(interim(2, 97.0, 97.0)), profile(), 5.0)) == "gpu_util_mean_pct is 97, measured was 3"
+    fine = ProfileCheck()
     assert past(fine, interim(1, 97.0)) == []
-    assert fine.ended(final(interim(2, 97.0, 3.0)), profile()) is None, "not twice in a row"
+    assert fine.ended(final(interim(2, 97.0, 3.0)), profile(), 5.0) is None, "not twice in a row"
 
 
 def test_two_short_runs_in_a_row_past_the_profile_are_needed() -> None:
-    check = ProfileCheck(headroom_pct=5.0)
-    ends = [check.ended(final(interim(1, mean, job_id=job)), profile()) for job, mean in enumerate((97, 3, 97, 97))]
+    check = ProfileCheck()
+    ends = [
+        check.ended(final(interim(1, mean, job_id=job)), profile(), 5.0) for job, mean in enumerate((97, 3, 97, 97))
+    ]
     assert [why is not None for why in ends] == [False, False, False, True]
 
 
 def test_a_run_that_was_watched_is_not_judged_again_by_its_end() -> None:
-    check = ProfileCheck(headroom_pct=5.0)
+    check = ProfileCheck()
     assert past(check, interim(1, 97.0), interim(2, 97.0, 3.0)) == []
-    assert check.ended(final(interim(3, 97.0, 3.0, 97.0)), profile()) is None
-    assert check.ended(final(interim(1, 97.0, job_id=8)), profile()) is None, "it left nothing behind"
+    assert check.ended(final(interim(3, 97.0, 3.0, 97.0)), profile(), 5.0) is None
+    assert check.ended(final(interim(1, 97.0, job_id=8)), profile(), 5.0) is None, "it left nothing behind"
 
 
 @pytest.fixture
@@ -121,9 +123,9 @@ def site(store_url: str, tmp_path: Path) -> Site:
 
 def strike(site: Site) -> None:
     job = running("7", "n0", "gres/shard:v100_0:1", tag=f"GS1:c=1;t={A};o=gpu:1", uid=ALICE)
-    watch = ConductWatch(site.store, 5.0)
+    watch = ConductWatch(site.store)
     for seq in (1, 2):
-        noted = watch.look([job], [interim(seq, *[97.0] * seq, mem_mib=9000.0)], {}, NOW)
+        noted = watch.look([job], [interim(seq, *[97.0] * seq, mem_mib=9000.0)], {}, NOW, 5.0)
     assert [decision.kind for decision in noted] == ["past-profile"]
 
 
@@ -139,18 +141,18 @@ def test_a_strike_is_counted_for_the_user(site: Site) -> None:
 
 
 def test_short_jobs_past_their_profile_become_a_strike_when_their_records_come_in(site: Site) -> None:
-    watch = ConductWatch(site.store, 5.0)
+    watch = ConductWatch(site.store)
     busy = Period(0.0, 20.0, {"gpu_util_pct": Stat(40, 97.0, 97.0, 97.0, 97.0, 0.0)})
     for job in (7, 8):
         site.take(
             replace(record(job, util=97.0, shared=True, seconds=20.0), shared=busy, neighbours=(Neighbour(9, 20.0),))
         )
-        noted = watch.ended(NOW)
+        noted = watch.ended(NOW, 5.0)
     assert [(decision.job_id, decision.kind, decision.partner_job) for decision in noted] == [(8, "past-profile", 9)]
     (one,) = site.store.conduct.strikes_of(ALICE)
     assert (one.token, one.feature, one.partner_job) == (A, "gpu_util_mean_pct", 9)
     assert A in site.store.conduct.to_measure()
-    assert ConductWatch(site.store, 5.0).ended(NOW) == [], "a helper that starts anew goes on where it was"
+    assert ConductWatch(site.store).ended(NOW, 5.0) == [], "a helper that starts anew goes on where it was"
 
 
 def test_the_hook_takes_a_token_for_unknown_until_a_whole_card_has_measured_it(site: Site, tmp_path: Path) -> None:

@@ -189,11 +189,11 @@ def test_who_reads_waits_as_long_as_the_hook_does_and_for_the_publishers_own_pau
     monkeypatch.setattr(publishing, "write_public", write)
     monkeypatch.setattr(publishing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     config = replace(parse_config(settings), public_dir=tmp_path)
-    publisher = Publisher(config, None, None)  # type: ignore[arg-type]
+    publisher = Publisher(None, None)  # type: ignore[arg-type]
     view = SimpleNamespace(jobs={})
-    publisher._for_all({}, view, NOW)  # type: ignore[arg-type]
+    publisher._for_all({}, view, NOW, config, "")  # type: ignore[arg-type]
     pause_s = publisher._next_s - NOW
-    publisher._for_all({}, view, NOW + pause_s)  # type: ignore[arg-type]
+    publisher._for_all({}, view, NOW + pause_s, config, "")  # type: ignore[arg-type]
     assert [told.stale_s for told in written] == pytest.approx([first_s, then_s])
     assert pause_s <= config.heartbeat_s / 2
 

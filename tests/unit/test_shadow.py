@@ -117,7 +117,7 @@ def test_the_first_decision_of_a_job_is_recorded_once(tmp_path: Path) -> None:
         slurm = WatchedSlurm([*residents, waiting("10", tags[1], limit_s=600)], [node(used=USED)])
         helper = Helper(config, slurm, store, Flat(0.95))
         assert helper.tick().outcomes == {"shadow": 1}
-        assert not helper.somebody_waits, "no card is held for a job that will not get it"
+        assert not helper.state.somebody_waits, "no card is held for a job that will not get it"
         assert helper.tick().outcomes == {}
         assert Helper(config, slurm, store, Flat(0.95)).tick().outcomes == {}, "nor after a restart"
         (decision,) = (item for item in store.decisions.of_job(10) if item.kind == "shadow")

@@ -233,13 +233,13 @@ def test_a_nodes_record_outranks_the_users_of_the_same_job(site: Site, node_firs
 
 
 def test_cards_for_a_single_process_are_known_until_their_mode_changes(site: Site) -> None:
-    reader = StoreReader(site.store, ["v100"])
+    reader = StoreReader(site.store)
 
     def told(seq: int, one_process: bool) -> frozenset[GpuAddress]:
         site.take(
             record(5, kind=RecordKind.INTERIM, seq=seq, run_id="5" * 32, end_s=NOW + seq, one_process=one_process)
         )
-        return reader.read([], {}, {}, NOW).one_process
+        return reader.read([], {}, {}, NOW, ["v100"]).one_process
 
     assert told(1, one_process=True) == {GpuAddress("gpu0", 0)}
     assert told(2, one_process=False) == set()

@@ -91,8 +91,8 @@ class Scene:
         self.records: dict[int, Record] = {}
         monkeypatch.setattr(self.store.live, "of_jobs", lambda jobs: self.records)
         self.ledger = Ledger()
-        config = parse_config(f"Partitions=gpu\n{settings}")
-        self.watch = Watch(config, self.store, CommandSlurm(self._run), self.ledger)
+        self.config = parse_config(f"Partitions=gpu\n{settings}")
+        self.watch = Watch(self.store, CommandSlurm(self._run), self.ledger)
         tags = f"GS1:c=1;t={TOKEN_A};o=gpu:1", f"GS1:c=0;t={TOKEN_B};o=gpu:1{guest_tag}"
         began = NOW - since_s
         resident = running("1", "n0", "gres/shard:v100_0:1", tag=tags[0], start_s=began - 10, limit_s=6000)
@@ -110,15 +110,19 @@ class Scene:
         return View(now_s, jobs, {}, {}, Snapshot(now_s, (), {}, ()))
 
     def look(self, resident: Record, guest: Record) -> list[str]:
-        self.watch.look(Turn((self.pair,), (), {self.pair.key: self.pair}), self.view())  # nothing to compare yet
+        self.watch.look(
+            Turn((self.pair,), (), {self.pair.key: self.pair}), self.view(), self.config
+        )  # nothing to compare yet
         self.records = {1: resident, 2: guest}
         return self.again()
 
     def again(self) -> list[str]:
-        return [item.kind for item in self.watch.look(Turn((), (), {self.pair.key: self.pair}), self.view())]
+        return [
+            item.kind for item in self.watch.look(Turn((), (), {self.pair.key: self.pair}), self.view(), self.config)
+        ]
 
     def end(self) -> list[str]:
-        return [item.kind for item in self.watch.look(Turn((), (self.pair,), {}), self.view(NOW + 60))]
+        return [item.kind for item in self.watch.look(Turn((), (self.pair,), {}), self.view(NOW + 60), self.config)]
 
     @property
     def acts(self) -> list[list[str]]:
@@ -153,7 +157,7 @@ def test_a_long_pairing_is_learned_from_while_it_lasts_and_once(
     scene.look(record(1, 80.0, 72.0), record(2, 50.0, 40.0))
     assert scene.store.observations.after(0) == []  # 90 s are too short
     for _ in range(2):
-        scene.watch.look(Turn((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 30))
+        scene.watch.look(Turn((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 30), scene.config)
     scene.end()
     assert len(scene.store.observations.after(0)) == 2
 
@@ -186,7 +190,7 @@ class TestRefusedPauses:
         slurm = CommandSlurm(self.run)
         self.refused: set[str] = set()
         self.suspended: list[str] = []
-        scene.watch.keeper = Keeper(parse_config("Partitions=gpu"), slurm)
+        scene.watch.keeper = Keeper(slurm)
         return scene
 
     def run(self, argv: Any) -> str:
@@ -203,7 +207,8 @@ class TestRefusedPauses:
         losing = Standing(run_s=5000.0, promise_pct=10.0, lost_s=499.0, shared_s=1000.0, loss=0.5)
         fine = Standing(run_s=5000.0, promise_pct=50.0)
         view = replace(scene.view(), jobs={"1": pair.resident, key: guest}, nodes={"n0": node()})
-        return [item.kind for item in scene.watch.keeper.keep(Judged(pair, losing, fine, guest_first=False), view)]
+        judged = Judged(pair, losing, fine, guest_first=False)
+        return [item.kind for item in scene.watch.keeper.keep(judged, view, scene.config)]
 
     def test_one_refused_job_is_left_alone_and_others_are_paused(self, scene: Scene) -> None:
         self.refused = {"2"}

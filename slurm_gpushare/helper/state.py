@@ -1,0 +1,60 @@
+"""Everything that the helper remembers between two events, in one place with one owner.
+
+It is made once and outlives every reload: settings are not part of it but an argument of each call. What matters of it
+is rebuilt from Slurm and the store when a helper starts. Nothing here may be touched from another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_gpushare.helper.apply import Placements
+from slurm_gpushare.helper.changer import Changer
+from slurm_gpushare.helper.comments import Comments
+from slurm_gpushare.helper.hold import Contest
+from slurm_gpushare.helper.observe import LostShards
+from slurm_gpushare.helper.pairs import Ledger, SpanKeeper
+from slurm_gpushare.helper.profile_check import ConductWatch
+from slurm_gpushare.helper.queue_facts import SiteCache, StoreReader
+from slurm_gpushare.helper.shadow_policy import ShadowRecord
+from slurm_gpushare.helper.watch import Watch
+from slurm_gpushare.helper.whole_gpus import RecentDurations
+from slurm_gpushare.helper.why_left import WaitReasons
+from slurm_gpushare.protocol.history import Decision
+from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.store import Store
+
+
+class State:
+    """The helper's memory."""
+
+    def __init__(
+        self, slurm: Slurm, store: Store, *, dry_run: bool = False, stopwatch: Callable[[], float] | None = None
+    ) -> None:
+        """`stopwatch` counts seconds and never jumps, as a clock may; None where a test makes its own time."""
+        self.store_facts = StoreReader(store)
+        self.site = SiteCache(slurm)
+        self.durations = RecentDurations()
+        self.gang_durations = RecentDurations(gangs=True)
+        self.lost_shards = LostShards()
+        # Pairs that share: since when, what it has cost, what is done about it.
+        self.pairs = Ledger(stopwatch)
+        self.spans = SpanKeeper(store, slurm)
+        self.watch = Watch(store, slurm, self.pairs)
+        self.conduct = ConductWatch(store)
+        # Jobs on their way to a card.
+        self.changer = Changer(slurm, dry_run=dry_run)
+        self.placements = Placements()
+        self.contest = Contest()
+        self.somebody_waits = False
+        """Whether a job waits that could be given a card."""
+        # Who was told what.
+        self.comments = Comments(slurm, store, self.changer)
+        self.reasons = WaitReasons()
+        self.shadow = ShadowRecord(store)
+        self.told: dict[str, str] = {}
+        """The reason that each waiting job was last told, by key."""
+        self.decisions: list[Decision] = []
+        """Those that the store does not have yet."""
+        self.recalled = False
+        """Whether what an earlier helper knew has been read from the store."""
