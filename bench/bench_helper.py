@@ -18,7 +18,7 @@ from slurm_gpushare.helper.learner import Learner
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm import nodes, queue
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
@@ -130,7 +130,7 @@ def _day() -> dict[str, object]:
             enter_profiles(store, known)
             learner = Learner(store)
             # The policy that shares most, so that pairs come and go all day.
-            slurm, clock = CommandSlurm(played.run), lambda: played.now_s
+            slurm, clock = Slurm(played.run), lambda: played.now_s
             helper = Helper(config, slurm, store, learner.knowledge, policy="fcfs", clock=clock)
             played.step(0.0)
             reads, pairs, begun = [], 0, time.perf_counter()

@@ -22,7 +22,7 @@ from bench.large_site import token
 from slurm_gpushare.helper.daemon import Daemon, collect_seldom
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import Config, load_config
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
@@ -88,7 +88,7 @@ def _play(directory: Path) -> tuple[list[Day], int, float]:
             store, [KnownProfile(name, 1000, "V100", 2000 + n, 16384, n % 3, 60 + 37 * n % 1800) for n, name in known]
         )
         # The policy that shares most, so that pairs come and go all the time.
-        daemon = Daemon(config, CommandSlurm(played.run), store, policy="fcfs")
+        daemon = Daemon(config, Slurm(played.run), store, policy="fcfs")
         played.step(0.0)
         for day in range(1, DAYS + 1):
             for _ in range(int(DAY_S / TICK_S)):

@@ -17,7 +17,7 @@ from statistics import median
 from slurm_gpushare.helper.daemon import Daemon, collect_seldom
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.slurm import nodes, queue, runner
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
@@ -51,7 +51,7 @@ class LargeSite:
         self._sinfo = self._table(nodes.COLUMNS, self._nodes(), "sinfo")
 
     def run(self, argv: Sequence[str], settings: Mapping[str, str] | None = None) -> str:
-        """What `CommandSlurm` calls instead of Slurm's commands."""
+        """What `Slurm` calls instead of Slurm's commands."""
         if argv[:2] == ["sinfo", "--version"]:
             return "slurm 24.11.5"
         if argv[0] not in {"squeue", "sinfo"}:
@@ -129,7 +129,7 @@ def play(size: Size, ticks: int, policy: str | None = None) -> dict[str, float]:
             known = [KnownProfile(token(n), 1000, "V100", 2000 + n, 16384, n % 3, 600.0 + n) for n in range(TOKENS)]
             enter_profiles(store, known)
             collect_seldom()
-            daemon = Daemon(config, CommandSlurm(site.run), store, policy=policy)
+            daemon = Daemon(config, Slurm(site.run), store, policy=policy)
             took_s, cpu_s, plan_s, pairs = [], [], [], 0
             for _ in range(ticks):
                 begun, cpu_begun = time.perf_counter(), _cpu_s()

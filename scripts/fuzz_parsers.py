@@ -23,11 +23,9 @@ with atheris.instrument_imports(include=["slurm_gpushare"]):
     from slurm_gpushare.protocol.settings import parse_config as parse_settings
     from slurm_gpushare.protocol.tag import parse_tag, with_tag
     from slurm_gpushare.slurm.accounting import parse_accounting, parse_limits
-    from slurm_gpushare.slurm.configuration import parse_config, parse_partitions, parse_reservations
-    from slurm_gpushare.slurm.gres import parse_gres, parse_used, type_index, typed_shards
-    from slurm_gpushare.slurm.nodes import parse_nodes
+    from slurm_gpushare.slurm.nodes import parse_config, parse_nodes, parse_partitions, parse_reservations
     from slurm_gpushare.slurm.queue import QueueReader, parse_queue
-    from slurm_gpushare.slurm.values import expand, expand_tasks
+    from slurm_gpushare.slurm.values import expand, expand_tasks, parse_gres, parse_used, type_index, typed_shards
     from slurm_gpushare.whatif.traces import read_any_trace
 
 TOP = Path(__file__).resolve().parents[1]

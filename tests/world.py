@@ -23,10 +23,10 @@ from slurm_gpushare.protocol.record_json import encode_record
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.gres import parse_gres, parse_used
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.values import parse_gres, parse_used
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import CredentialError, Sealed
 from slurm_gpushare.store.ingest import Ingest
@@ -74,7 +74,7 @@ def node(name: str = "n0", used: str = "", release: Release = NEW, **changes: An
     return Node(**values | changes)
 
 
-class WatchedSlurm(CommandSlurm):
+class WatchedSlurm(Slurm):
     """A queue in memory that notes every attempt to change something."""
 
     def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node]) -> None:

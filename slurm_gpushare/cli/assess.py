@@ -33,7 +33,7 @@ from slurm_gpushare.report.assess_page import isd, render_assessment, why_nobody
 from slurm_gpushare.report.pages import Origin
 from slurm_gpushare.report.text import WIDTH, duration_text, durations, hours, hours_span, span
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
-from slurm_gpushare.slurm.interface import Slurm, connect
+from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.whatif.assess import (
     DRAWS,

@@ -36,7 +36,7 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
     reads gpushare.conf again, SIGUSR1 looks at once. If it dies, jobs go on as they were submitted.
     """
     from slurm_gpushare.helper.daemon import backfill as run
-    from slurm_gpushare.slurm.interface import connect
+    from slurm_gpushare.slurm.commands import connect
 
     _log_to_stderr(verbose)
     config = settings_in_force()
@@ -65,7 +65,7 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     """
     from slurm_gpushare.helper.apply import Outcome, release_jobs
     from slurm_gpushare.helper.pauses import resume_all
-    from slurm_gpushare.slurm.interface import connect
+    from slurm_gpushare.slurm.commands import connect
 
     if if_stale and (age_s := _heartbeat_age_s()) is not None:
         if not quiet:

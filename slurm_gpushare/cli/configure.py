@@ -18,7 +18,7 @@ from slurm_gpushare.site.configure import SUBMIT_BESIDE, Install, choose, pieces
 from slurm_gpushare.site.current_setup import GENERATED, collect
 from slurm_gpushare.site.site_files import FileKind, Piece, undo, write, writes
 from slurm_gpushare.site.units import unit_pieces, unit_site
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 
 _LONGEST_DIFF = 40
 SCRIPT_KEYS = ("Prolog", "Epilog", "TaskProlog", "EpilogSlurmctld")

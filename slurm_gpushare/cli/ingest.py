@@ -18,8 +18,8 @@ def ingest(as_json: bool) -> None:
     directory, with the reason beside them; records of jobs that Slurm does not know yet wait.
     """
     from slurm_gpushare.helper.housekeeping import make_ingest
-    from slurm_gpushare.slurm.interface import connect
-    from slurm_gpushare.slurm.job_tokens import JobTokens
+    from slurm_gpushare.slurm.accounting import JobTokens
+    from slurm_gpushare.slurm.commands import connect
     from slurm_gpushare.store import Store
 
     config = settings()

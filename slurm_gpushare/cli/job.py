@@ -19,7 +19,7 @@ from slurm_gpushare.report.job_text import job_lines, tell
 from slurm_gpushare.report.job_view import JobView, from_accounting, from_queue, with_history
 from slurm_gpushare.report.text import natural
 from slurm_gpushare.slurm.accounting import AccountingQuery
-from slurm_gpushare.slurm.interface import Slurm, connect
+from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.values import array_of
 

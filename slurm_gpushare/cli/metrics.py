@@ -18,7 +18,7 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.report import metrics as figures
 from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.runner import SlurmMissing
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.store import Store

@@ -11,7 +11,7 @@ from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.options import DRY_RUN, JSON, check_nodes
 from slurm_gpushare.cli.output import Column, echo_json, right, table
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.values import expand
 

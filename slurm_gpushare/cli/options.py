@@ -13,7 +13,7 @@ import click
 
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
 from slurm_gpushare.protocol.users import uid_of
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.values import expand_tasks, parse_time
 
 FILE = click.Path(path_type=Path, dir_okay=False)

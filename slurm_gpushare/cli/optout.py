@@ -25,7 +25,7 @@ def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
     from slurm_gpushare.helper.apply import Outcome, apply
     from slurm_gpushare.helper.changes import Change
     from slurm_gpushare.protocol.comment import without_consent
-    from slurm_gpushare.slurm.interface import connect
+    from slurm_gpushare.slurm.commands import connect
 
     jobs = tuple(check_job_ids(jobs))
     slurm = connect(patient=True)

@@ -33,8 +33,8 @@ from slurm_gpushare.report.report_page import SHADOW_TITLE, known_cells, profile
 from slurm_gpushare.report.sources import Filters, PublishedSource, Source, StoreSource, collect
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.report.text import lines_text
-from slurm_gpushare.slurm.configuration import slurm_user
-from slurm_gpushare.slurm.interface import Slurm, connect
+from slurm_gpushare.slurm.commands import Slurm, connect
+from slurm_gpushare.slurm.nodes import slurm_user
 
 if TYPE_CHECKING:
     from slurm_gpushare.cli.shadow_section import Shadow

@@ -14,7 +14,7 @@ from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.report.summary import Report
 from slurm_gpushare.report.text import duration_text, durations, span
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.whatif.assess import cards_of, past_job
 from slurm_gpushare.whatif.shadow import (

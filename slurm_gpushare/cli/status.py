@@ -29,7 +29,7 @@ from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.sources import LiveFigures, PublishedSource, Source
 from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
 from slurm_gpushare.report.text import clock
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.values import expand
 
 

@@ -23,7 +23,7 @@ from slurm_gpushare.helper.occupancy import GpuAddress, leaving
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.snapshot import How, Placement
 from slurm_gpushare.helper.tick import Helper
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 
 BEAT_S = 2.0

@@ -10,7 +10,7 @@ from enum import StrEnum
 from slurm_gpushare.helper.changes import Change, is_same, read_again, restore
 from slurm_gpushare.helper.occupancy import may_start, placed_card
 from slurm_gpushare.protocol.errors import SlurmError
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import ControllerDown, JobMovedOn, SlurmMissing

@@ -17,9 +17,8 @@ from slurm_gpushare.helper.occupancy import GpuAddress, placed_card, placed_card
 from slurm_gpushare.helper.queue_facts import QueueFacts
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.slurm.configuration import Reservation
-from slurm_gpushare.slurm.interface import Slurm
-from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import Node, Reservation
 from slurm_gpushare.slurm.queue import Job
 
 MANY = 300

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.tag import with_tag, without_tag
-from slurm_gpushare.slurm.gres import Gres, parse_gres, retarget, type_index
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.values import Gres, parse_gres, retarget, type_index
 
 GUEST_NICE = -1_000_000
 """Ahead of what waits for whole cards. The user's own value is in the tag, and comes back with the request."""

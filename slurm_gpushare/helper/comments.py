@@ -13,7 +13,7 @@ from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.tagging import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import models_of

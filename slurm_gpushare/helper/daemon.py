@@ -24,9 +24,9 @@ from slurm_gpushare.protocol.files import hand_over
 from slurm_gpushare.protocol.release import is_stale
 from slurm_gpushare.protocol.settings import Config, generated_path, load_config
 from slurm_gpushare.protocol.settings_in_force import remember
-from slurm_gpushare.slurm.configuration import SlurmUser, completing_stops_everybody, missing_for_gangs, slurm_user
-from slurm_gpushare.slurm.interface import Slurm
-from slurm_gpushare.slurm.job_tokens import JobTokens
+from slurm_gpushare.slurm.accounting import JobTokens
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import SlurmUser, completing_stops_everybody, missing_for_gangs, slurm_user
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store, StoreReplaced
 from slurm_gpushare.store.hookfile import HookFile

@@ -15,7 +15,7 @@ from slurm_gpushare.protocol.errors import ConfigError, GpushareError
 from slurm_gpushare.protocol.record import gpu_model
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.users import uid_of
-from slurm_gpushare.slurm.job_tokens import JobTokens
+from slurm_gpushare.slurm.accounting import JobTokens
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import opener
 from slurm_gpushare.store.ingest import Ingest

@@ -24,11 +24,9 @@ from slurm_gpushare.helper.occupancy import (
 )
 from slurm_gpushare.helper.queue_facts import QueueFacts, SharingCost, TokenFacts
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.slurm.configuration import Reservation
-from slurm_gpushare.slurm.gres import model_of_type, parse_gres, type_index
-from slurm_gpushare.slurm.nodes import WITHOUT_SHARDS, Node
+from slurm_gpushare.slurm.nodes import WITHOUT_SHARDS, Node, Reservation
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.values import expand
+from slurm_gpushare.slurm.values import expand, model_of_type, parse_gres, type_index
 
 
 @dataclass(frozen=True, slots=True)

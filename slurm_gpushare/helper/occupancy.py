@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from slurm_gpushare.slurm.gres import Usage, parse_gres, type_index
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.values import Usage, parse_gres, type_index
 
 
 @dataclass(frozen=True, slots=True, order=True)

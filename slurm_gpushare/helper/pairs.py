@@ -13,7 +13,7 @@ from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Span, SpanSide
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.store import Store
 

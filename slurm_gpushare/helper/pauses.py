@@ -17,7 +17,7 @@ from slurm_gpushare.helper.changes import Change
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.tag import Paused, Tag, with_tag
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import ControllerDown, JobMovedOn, SlurmMissing

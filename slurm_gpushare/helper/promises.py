@@ -19,7 +19,7 @@ from slurm_gpushare.helper.pauses import LONGEST_PAUSE_S, ForgottenPauses, loses
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 
 WAIT_FOR_CORES_S = 60.0

@@ -22,7 +22,7 @@ from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import make_open_dir
 from slurm_gpushare.protocol.history import OPTED_OUT, SpanSide, last_of_equals, sides_by_job
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.values import array_of
 from slurm_gpushare.store.published import (

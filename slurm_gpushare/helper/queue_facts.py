@@ -10,9 +10,8 @@ import numpy as np
 from slurm_gpushare.helper.durations import UNKNOWN_SITE, UsualScatter, usual_scatter
 from slurm_gpushare.helper.occupancy import GpuAddress, token_of
 from slurm_gpushare.protocol.record import Record
-from slurm_gpushare.slurm.configuration import Partition, Reservation
-from slurm_gpushare.slurm.interface import Slurm
-from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
 from slurm_gpushare.store.off_cards import off_cards

@@ -21,7 +21,7 @@ from slurm_gpushare.helper.watch import Watch
 from slurm_gpushare.helper.whole_gpus import RecentDurations
 from slurm_gpushare.helper.why_left import WaitReasons
 from slurm_gpushare.protocol.history import Decision
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
 
 

@@ -23,9 +23,8 @@ from slurm_gpushare.helper.state import State
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
-from slurm_gpushare.slurm.configuration import suspends_by_itself
-from slurm_gpushare.slurm.interface import Slurm
-from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import Node, suspends_by_itself
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 

@@ -20,7 +20,7 @@ from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.record import Record
 from slurm_gpushare.protocol.settings import Config, SitePromises
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.sharing import BrokenPromise, Observation

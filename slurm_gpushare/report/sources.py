@@ -22,7 +22,7 @@ from slurm_gpushare.report.job_view import History, of_job
 from slurm_gpushare.report.summary import Report, summarise
 from slurm_gpushare.report.text import duration_text, moment
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
-from slurm_gpushare.slurm.interface import Slurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.values import array_of
 from slurm_gpushare.store.published import (
     NoJobYet,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from slurm_gpushare.helper.occupancy import CardShare, CardUse, GpuAddress, place_of
 from slurm_gpushare.report.job_view import JobView, from_queue
 from slurm_gpushare.report.sources import LiveFigures
-from slurm_gpushare.slurm.gres import model_of_type
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.values import model_of_type
 
 NOTHING_LIVE = LiveFigures()
 

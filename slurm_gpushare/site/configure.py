@@ -30,8 +30,7 @@ from slurm_gpushare.site.site_files import (
     read_settings,
     without_settings,
 )
-from slurm_gpushare.slurm.configuration import slurm_user
-from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.nodes import Node, slurm_user
 
 _ALWAYS_COUNTED = frozenset({"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"})
 

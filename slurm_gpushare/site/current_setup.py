@@ -16,11 +16,9 @@ from slurm_gpushare.protocol.settings import GENERATED_SUFFIX
 from slurm_gpushare.site.site_files import ModelNodes
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.accounting import Limit
-from slurm_gpushare.slurm.configuration import Partition
-from slurm_gpushare.slurm.gres import model_of_type
-from slurm_gpushare.slurm.interface import Slurm
-from slurm_gpushare.slurm.nodes import Node
-from slurm_gpushare.slurm.values import expand
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import Node, Partition
+from slurm_gpushare.slurm.values import expand, model_of_type
 
 GENERATED = f"gpushare{GENERATED_SUFFIX}"
 FILES = ("gpushare.conf", GENERATED, "gres.conf", "cgroup.conf", "job_submit.lua", "cli_filter.lua")

@@ -15,7 +15,7 @@ from slurm_gpushare.site.request_forms import tag_of_a_job
 from slurm_gpushare.site.script_checks import SCRIPT_CHECKS
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.site.units import installed_units
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 
 _OF_THE_HELPER = frozenset({"hook-file", "heartbeat", "hold-board"})
 """What only the helper makes, at its first start."""

@@ -20,7 +20,7 @@ from slurm_gpushare.protocol.users import uid_of, user_name
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Check, Finding, check, failed, warned
 from slurm_gpushare.site.script_checks import called_scripts, lua_files, our_scripts, pythons
-from slurm_gpushare.slurm.configuration import slurm_user
+from slurm_gpushare.slurm.nodes import slurm_user
 
 Level = Callable[[str, str], Finding]
 Guarded = tuple[Path, str, str]

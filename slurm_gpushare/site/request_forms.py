@@ -24,7 +24,7 @@ from slurm_gpushare.protocol.tokens import new_token
 from slurm_gpushare.site.current_setup import SiteSetup, collect, gpu_count
 from slurm_gpushare.site.finding import Finding, check, failed, passed, warned
 from slurm_gpushare.site.script_checks import is_there
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 
 _FORMS = """\
 sbatch --gres=gpu:1 -> 1 ; brief

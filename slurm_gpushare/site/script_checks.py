@@ -13,7 +13,7 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
 from slurm_gpushare.site.site_files import lua_script
-from slurm_gpushare.slurm.configuration import completing_stops_everybody
+from slurm_gpushare.slurm.nodes import completing_stops_everybody
 
 _WRITE = "Run 'gpushare configure --write'."
 _LINES = "Run 'gpushare configure' for the lines."

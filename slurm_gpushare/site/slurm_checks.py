@@ -14,8 +14,14 @@ from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types
 from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
 from slurm_gpushare.site.limits import Choice, accounting, limits, number
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.configuration import Partition, missing_for_gangs, slurm_user, suspends_by_itself
-from slurm_gpushare.slurm.nodes import WITHOUT_SHARDS, Node
+from slurm_gpushare.slurm.nodes import (
+    WITHOUT_SHARDS,
+    Node,
+    Partition,
+    missing_for_gangs,
+    slurm_user,
+    suspends_by_itself,
+)
 
 _CONFIGURE = "Run 'gpushare configure' for the line."
 _CLOCK_SLACK_S = 5.0

@@ -16,7 +16,7 @@ from slurm_gpushare.protocol.settings_in_force import DEFAULT_PATH as LAST_GOOD
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, check, passed, warned
 from slurm_gpushare.site.site_files import FileKind, Piece, read_settings
-from slurm_gpushare.slurm.configuration import slurm_user
+from slurm_gpushare.slurm.nodes import slurm_user
 
 # Where systemd looks for commands of its own accord.
 _USUAL_BIN = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

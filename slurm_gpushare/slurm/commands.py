@@ -1,7 +1,8 @@
-"""The backend that always works: Slurm's own commands, one call a question."""
+"""What the rest of the package may ask of Slurm: its own commands, one call a question."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,40 +10,11 @@ from pathlib import Path
 
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release, parse_release
-from slurm_gpushare.slurm import runner
-from slurm_gpushare.slurm.accounting import (
-    AccountedJob,
-    AccountingQuery,
-    Limit,
-    parse_accounting,
-    parse_limits,
-    sacct_arguments,
-    sacct_format,
-    sacctmgr_arguments,
-)
-from slurm_gpushare.slurm.configuration import (
-    Partition,
-    Reservation,
-    parse_config,
-    parse_partitions,
-    parse_reservations,
-)
-from slurm_gpushare.slurm.nodes import Node, parse_nodes, sinfo_arguments
-from slurm_gpushare.slurm.queue import (
-    BATCH_COLUMNS,
-    COLUMNS,
-    COMMENT_COLUMNS,
-    NAME_COLUMNS,
-    Job,
-    QueueReader,
-    parse_cores,
-    parse_queue,
-    parse_texts,
-    squeue_arguments,
-    squeue_settings,
-)
-from slurm_gpushare.slurm.runner import JobMovedOn, marked_rows, new_delimiter, time_format
-from slurm_gpushare.slurm.scontrol_session import ScontrolSession
+from slurm_gpushare.slurm import accounting, nodes, queue, runner
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery, Limit
+from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
+from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.runner import JobMovedOn, ScontrolSession, marked_rows, new_delimiter
 from slurm_gpushare.slurm.values import duration_s, expand
 
 BUSY_PAUSES_S = (0.1, 0.3, 1.0)
@@ -58,14 +30,15 @@ def _identity(command: str) -> tuple[int, int] | None:
     return about.st_mtime_ns, about.st_ino
 
 
-class CommandSlurm:
-    """Slurm through squeue, sinfo, sacct and scontrol. `run` is replaced only where a fault must be made.
+class Slurm:
+    """A Slurm cluster through squeue, sinfo, sacct and scontrol. Every method may raise `SlurmError`.
 
-    With a `session` changes to jobs go through it. Who is `patient` asks a busy slurmctld again at once, not at the
-    next look.
+    `run` is replaced only where a fault must be made. With a `session` changes to jobs go through it. Who is `patient`
+    asks a busy slurmctld again at once, not at the next look.
     """
 
     name = "commands"
+    """Of the backend; ``pyslurm`` is the other."""
 
     def __init__(
         self, run: Callable[..., str] = runner.run, session: ScontrolSession | None = None, *, patient: bool = False
@@ -74,11 +47,12 @@ class CommandSlurm:
         self._patient = patient
         self._session = session
         self._calls = 0
-        self._queue = QueueReader()
+        self._queue = queue.QueueReader()
         self._release: tuple[tuple[int, int] | None, Release] | None = None
 
     @property
     def calls(self) -> int:
+        """Requests made so far; the helper reports them per tick."""
         return self._calls
 
     def _ask(self, argv: Sequence[str]) -> str:
@@ -95,9 +69,9 @@ class CommandSlurm:
 
     def _ask_queue(self, columns: Sequence[str], delimiter: str, *options: str, jobs: str = "") -> str:
         self._calls += 1
-        argv = [*squeue_arguments(jobs), *options]
+        argv = [*queue.squeue_arguments(jobs), *options]
         try:
-            return self._run(argv, settings=squeue_settings(columns, delimiter))
+            return self._run(argv, settings=queue.squeue_settings(columns, delimiter))
         except JobMovedOn:
             return ""
         except SlurmError as error:
@@ -106,72 +80,88 @@ class CommandSlurm:
                 return ""
             raise
 
+    def _texts(self, columns: Sequence[str], *options: str, only: Iterable[str] = ()) -> dict[str, str]:
+        """The last of the columns, by key."""
+        delimiter = new_delimiter()
+        output = self._ask_queue(columns, delimiter, *options, jobs=",".join(only))
+        return queue.parse_texts(output, columns, delimiter)
+
     def jobs(self, only: Iterable[str] = ()) -> list[Job]:
+        """The queue, or those of the named jobs that slurmctld still knows. One request."""
         delimiter, wanted = new_delimiter(), list(only)
-        output = self._ask_queue(COLUMNS, delimiter, jobs=",".join(wanted))
-        return parse_queue(output, delimiter, wanted) if wanted else self._queue.parse(output, delimiter)
+        output = self._ask_queue(queue.COLUMNS, delimiter, jobs=",".join(wanted))
+        return queue.parse_queue(output, delimiter, wanted) if wanted else self._queue.parse(output, delimiter)
 
     def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
-        delimiter = new_delimiter()
-        output = self._ask_queue(COMMENT_COLUMNS, delimiter, jobs=",".join(only))
-        return parse_texts(output, COMMENT_COLUMNS, delimiter)
+        """What users wrote into the comments of all jobs, or of the named ones; by key. One request."""
+        return self._texts(queue.COMMENT_COLUMNS, only=only)
 
     def batch_jobs(self, only: Iterable[str]) -> frozenset[str]:
-        delimiter = new_delimiter()
-        flags = parse_texts(self._ask_queue(BATCH_COLUMNS, delimiter, jobs=",".join(only)), BATCH_COLUMNS, delimiter)
-        return frozenset(key for key, flag in flags.items() if flag == "1")
+        """Those of the named jobs that came from sbatch; by key. One request."""
+        return frozenset(key for key, flag in self._texts(queue.BATCH_COLUMNS, only=only).items() if flag == "1")
+
+    def own_job_names(self) -> dict[str, str]:
+        """The caller's own jobs' names, for the caller's own screen and nothing else; by key."""
+        return self._texts(queue.NAME_COLUMNS, "--me")
 
     def nodes(self, only: Iterable[str] = ()) -> list[Node]:
+        """Every node, or the named ones. One request."""
         delimiter = new_delimiter()
-        return parse_nodes(self._ask(sinfo_arguments(delimiter, ",".join(only))), delimiter, self.release)
+        return nodes.parse_nodes(self._ask(nodes.sinfo_arguments(delimiter, ",".join(only))), delimiter, self.release)
 
     def node_reasons(self) -> dict[str, str]:
+        """Why nodes are down or drained, in Slurm's or an administrator's words; by name. One request."""
         output = self._ask(["sinfo", "--all", "--local", "--list-reasons", "--noheader", "--format=%N|%E"])
         lines = (line.partition("|") for line in output.splitlines())
-        return {name: why.strip() for nodes, bar, why in lines if bar for name in expand(nodes.strip())}
+        return {name: why.strip() for names, bar, why in lines if bar for name in expand(names.strip())}
 
     def _ask_sacct(self, argv: Sequence[str], mark: str) -> str:
         self._calls += 1
-        return self._run(argv, settings=time_format(mark))
+        return self._run(argv, settings=runner.time_format(mark))
 
     def accounting(self, query: AccountingQuery) -> list[AccountedJob]:
+        """One sacct call, however many jobs."""
         delimiter, mark = new_delimiter(), new_delimiter()
-        return parse_accounting(self._ask_sacct(sacct_arguments(query, delimiter), mark), delimiter, mark)
+        output = self._ask_sacct(accounting.sacct_arguments(query, delimiter), mark)
+        return accounting.parse_accounting(output, delimiter, mark)
 
     def cpu_used_s(self, jobs: Sequence[str]) -> dict[int, float]:
+        """CPU time that accounting has gathered, by SLURM_JOB_ID; jobs of which it has none are absent."""
         output = self._ask(["sacct", "-X", "-n", "-P", "--format=JobIDRaw,TotalCPU", f"--jobs={','.join(jobs)}"])
         found = (line.partition("|") for line in output.splitlines())
         seconds = {int(job): duration_s(used) for job, _, used in found if job.isdecimal()}
         return {job: float(used) for job, used in seconds.items() if used}
 
     def accounted_comments(self, jobs: Sequence[str]) -> dict[int, str]:
+        """The users' own comments, by SLURM_JOB_ID, where accounting keeps them (AccountingStoreFlags=job_comment)."""
         delimiter, mark, columns = new_delimiter(), new_delimiter(), ("Submit", "JobIDRaw", "Comment")
         argv = ["sacct", "--allocations", "--noheader", "--parsable", f"--delimiter={delimiter}",
-                sacct_format(columns), "--allusers", f"--jobs={','.join(jobs)}"]  # fmt: skip
+                accounting.sacct_format(columns), "--allusers", f"--jobs={','.join(jobs)}"]  # fmt: skip
         found = marked_rows(self._ask_sacct(argv, mark), columns, delimiter, mark)
         return {int(row["JobIDRaw"]): row["Comment"] for row in found if row["JobIDRaw"].isdecimal()}
 
-    def own_job_names(self) -> dict[str, str]:
-        delimiter = new_delimiter()
-        return parse_texts(self._ask_queue(NAME_COLUMNS, delimiter, "--me"), NAME_COLUMNS, delimiter)
-
     def config(self) -> Mapping[str, str]:
-        return parse_config(self._ask(["scontrol", "show", "config"]))
+        """``scontrol show config``."""
+        return nodes.parse_config(self._ask(["scontrol", "show", "config"]))
 
     def partitions(self) -> list[Partition]:
-        return parse_partitions(self._ask(["scontrol", "--all", "--oneliner", "show", "partition"]))
+        return nodes.parse_partitions(self._ask(["scontrol", "--all", "--oneliner", "show", "partition"]))
 
     def reservations(self) -> list[Reservation]:
-        return parse_reservations(self._ask(["scontrol", "--all", "--oneliner", "show", "reservation"]))
+        return nodes.parse_reservations(self._ask(["scontrol", "--all", "--oneliner", "show", "reservation"]))
 
     def limits(self) -> list[Limit]:
-        return [limit for kind in ("qos", "assoc") for limit in parse_limits(kind, self._ask(sacctmgr_arguments(kind)))]
+        """Limits of QOS and associations. Two sacctmgr calls."""
+        ask = accounting.sacctmgr_arguments
+        return [limit for kind in ("qos", "assoc") for limit in accounting.parse_limits(kind, self._ask(ask(kind)))]
 
     def accounting_names(self, kind: str) -> frozenset[str]:
+        """The names of all that accounting has of a kind, ``account`` or ``cluster``. One sacctmgr call."""
         words = ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, f"format={kind}"]
         return frozenset(self._ask(words).split())
 
     def update_job(self, key: str, changes: Mapping[str, str]) -> None:
+        """Change a job in one call. `JobMovedOn` if it started or ended meanwhile, `UpdateRefused` otherwise."""
         # One argument a change: scontrol takes a value's spaces as they are.
         words = ["update", f"JobId={key}", *(f"{name}={value}" for name, value in changes.items())]
         if self._session is not None and self._session.took(words):
@@ -192,22 +182,49 @@ class CommandSlurm:
         self._ask(argv)
 
     def suspend(self, key: str) -> None:
+        """Stop a running job's processes and its clock; it keeps its shards and memory, not its CPUs."""
         self._change(["scontrol", "suspend", key])
 
     def resume(self, key: str) -> None:
+        """Let a suspended job go on, with the CPUs that it had, whoever has them now."""
         self._change(["scontrol", "resume", key])
 
     def signal(self, key: str, name: str) -> None:
+        """Send a signal (``STOP``, ``CONT``) to all processes of a running job."""
         self._ask(["scancel", "--full", f"--signal={name}", key])
 
     def cores_of(self, keys: Iterable[str]) -> dict[str, frozenset[tuple[str, int]]]:
+        """Nodes and CPU numbers that jobs hold, or held when they were suspended. One request a job."""
         found = {}
         for key in keys:
             try:
-                found[key] = parse_cores(self._ask(["scontrol", "--details", "--oneliner", "show", "job", key]))
+                found[key] = queue.parse_cores(self._ask(["scontrol", "--details", "--oneliner", "show", "job", key]))
             except JobMovedOn:
                 continue
         return found
 
     def requeue(self, key: str) -> None:
+        """Put a running job back into the queue."""
         self._ask(["scontrol", "requeue", key])
+
+
+def connect(backend: str = "", *, lasting: bool = False, patient: bool = False) -> Slurm:
+    """The backend that ``GPUSHARE_SLURM_BACKEND`` names, else `backend` (gpushare.conf's Backend), else the commands.
+
+    ``auto`` takes pyslurm where it fits the Slurm in use: libslurm's interface changes with every release, so a
+    pyslurm of another release would read garbage. `lasting`: for a process that changes many jobs, and keeps an
+    scontrol open for it. `patient`: for one that looks once, and so asks a busy slurmctld again.
+    """
+    wanted = os.environ.get("GPUSHARE_SLURM_BACKEND") or backend or "commands"
+    session = ScontrolSession() if lasting else None
+    commands = Slurm(session=session, patient=patient)
+    if wanted == "commands":
+        return commands
+    from slurm_gpushare.slurm.pyslurm_backend import PyslurmSlurm, why_not
+
+    reason = why_not(commands.release)
+    if reason is None:
+        return PyslurmSlurm(session=session)
+    if wanted == "pyslurm":
+        raise SlurmError(f"pyslurm cannot be used: {reason}", "Set Backend=commands in gpushare.conf.")
+    return commands

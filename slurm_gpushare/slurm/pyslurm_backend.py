@@ -18,10 +18,9 @@ from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release, parse_release
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm import runner
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import RUNNING, Job
-from slurm_gpushare.slurm.runner import ControllerDown
-from slurm_gpushare.slurm.scontrol_session import ScontrolSession
+from slurm_gpushare.slurm.runner import ControllerDown, ScontrolSession
 from slurm_gpushare.slurm.values import expand, expand_tasks
 
 TRIED = (25, 11)
@@ -51,7 +50,7 @@ def why_not(release: Release) -> str | None:
     return None
 
 
-class PyslurmSlurm(CommandSlurm):
+class PyslurmSlurm(Slurm):
     """The queue from libslurm; every other question and every change through the commands."""
 
     name = "pyslurm"

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.tag import Tag, parse_tag
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.gres import Gres, gres_of_all, parse_gres, typed_shards
 from slurm_gpushare.slurm.runner import format_option, rows, value_rows
-from slurm_gpushare.slurm.values import expand, expand_tasks
+from slurm_gpushare.slurm.values import Gres, expand, expand_tasks, gres_of_all, parse_gres, typed_shards
 
 # Names that squeue -O has had unchanged from 22.05 to 26.05, but for the last two of the fourth line: a release that
 # does not know a column says so on stderr and leaves it empty. Nothing that tells what a job is: no name, command,

@@ -24,7 +24,7 @@ from telemetry_bed import configure, node_dir, samplers, spooled, start, until, 
 from slurm_gpushare.protocol.record import RecordKind
 from slurm_gpushare.slurm import commands
 from slurm_gpushare.slurm.accounting import AccountingQuery
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.store.spool import ENTRIES_A_LOOK, FILES_A_USER, KEPT_REJECTED
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 

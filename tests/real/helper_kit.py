@@ -23,9 +23,9 @@ from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.tick import TickReport
 from slurm_gpushare.protocol.settings import Config, load_config
-from slurm_gpushare.slurm.gres import type_index
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.values import type_index
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles

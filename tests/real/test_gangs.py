@@ -22,8 +22,8 @@ from telemetry_bed import configure, workload
 from slurm_gpushare.helper.apply import release_jobs
 from slurm_gpushare.helper.pair_speeds import ACTIVITY
 from slurm_gpushare.protocol.release import parse_release
-from slurm_gpushare.slurm.configuration import GANGS_NEED
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
+from slurm_gpushare.slurm.nodes import GANGS_NEED
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles

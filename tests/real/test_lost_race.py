@@ -14,7 +14,7 @@ from slurm_gpushare.helper.apply import Outcome, apply
 from slurm_gpushare.helper.changes import place, restore
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.queue import Job
 
 

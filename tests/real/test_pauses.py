@@ -16,7 +16,7 @@ from pair_kit import after_ticks, hungry_site, kinds, share, tick
 
 from slurm_gpushare.helper import promises
 from slurm_gpushare.helper.pauses import CPUS_TAKEN
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 
 STRICT = {"resident_budget_pct": 1.0, "pause_most_pct": 100.0}
 """Any slow-down breaks this promise."""

@@ -6,15 +6,14 @@ import pytest
 from gpushare_lab.experiment.submitting import submit, wait_for
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.pyslurm_backend import why_not
 
 
 def test_both_backends_say_the_same_of_one_queue(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in testbed.env.items():
         monkeypatch.setenv(name, value)
-    commands = CommandSlurm()
+    commands = Slurm()
     if reason := why_not(commands.release):
         pytest.skip(f"pyslurm cannot be used: {reason}")
     submit(testbed, "sleep 600", "--array=0-20:4", "--hold")

@@ -19,7 +19,7 @@ from world import overwrite_table
 
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.pauses import pause
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 

@@ -10,9 +10,8 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 
 from slurm_gpushare.protocol.errors import SlurmError
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.runner import JobMovedOn
-from slurm_gpushare.slurm.scontrol_session import ScontrolSession
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.runner import JobMovedOn, ScontrolSession
 
 
 class Watched(ScontrolSession):
@@ -41,7 +40,7 @@ def session(site: Site) -> Iterator[Watched]:
 
 
 def test_changes_arrive_and_refusals_are_told_as_ever(site: Site, session: Watched) -> None:
-    slurm = CommandSlurm(session=session)
+    slurm = Slurm(session=session)
     job = site.plain("--hold")
     tag = f"GS1:c=2;t=gs-{'a' * 20};o=gpu:1;l=1"  # as long as ours are: a line that is wider than a screen
     slurm.update_job(job, {"Nice": "7", "ReqNodeList": "gpu0", "AdminComment": tag})
@@ -59,7 +58,7 @@ def test_changes_arrive_and_refusals_are_told_as_ever(site: Site, session: Watch
 
 
 def test_it_outlives_a_restart_of_slurmctld(site: Site, session: Watched) -> None:
-    slurm = CommandSlurm(session=session)
+    slurm = Slurm(session=session)
     job = site.plain("--hold")
     slurm.update_job(job, {"Nice": "7"})
     site.testbed.restart("slurmctld")

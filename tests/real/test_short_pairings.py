@@ -13,7 +13,7 @@ from telemetry_bed import configure, endless, node_dir, workload
 from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH, Tally
-from slurm_gpushare.slurm.gres import type_index
+from slurm_gpushare.slurm.values import type_index
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 LONG = endless(95, 80, 1024)

@@ -14,7 +14,7 @@ from slurm_gpushare.helper.profile_check import ConductWatch, PauseCheck
 from slurm_gpushare.protocol.record import Period, Record, RecordKind, Stat
 from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 
 A = token(1)
@@ -82,7 +82,7 @@ def tag_after_resuming(job: Job, stood_still: bool) -> Tag:
         commands.append(argv)
         return ""
 
-    resume(CommandSlurm(run), job, NOW, patient=False, stood_still=stood_still)
+    resume(Slurm(run), job, NOW, patient=False, stood_still=stood_still)
     written = next(word for argv in commands for word in argv if word.startswith("AdminComment="))
     tag = parse_tag(written.removeprefix("AdminComment="))
     assert tag is not None

@@ -14,7 +14,7 @@ from slurm_gpushare.helper.queue_facts import TokenFacts
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.report.status import jobs_that_take_part
-from slurm_gpushare.slurm.job_tokens import JobTokens
+from slurm_gpushare.slurm.accounting import JobTokens
 from slurm_gpushare.slurm.queue import Job
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1;l=1"

@@ -7,7 +7,7 @@ import pytest
 from slurm_gpushare.cli.main import main
 from slurm_gpushare.cli.options import check_accounting_names, check_job_ids
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 
 
 def test_job_ids_are_taken_as_squeue_prints_them() -> None:
@@ -21,7 +21,7 @@ def test_what_is_no_job_id_is_refused(word: str) -> None:
         check_job_ids([word])
 
 
-class Accounting(CommandSlurm):
+class Accounting(Slurm):
     """Answers sacctmgr."""
 
     def __init__(self, answer: str) -> None:

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from world import NOW, TOKEN_A, WatchedSlurm, job, running
 
 from slurm_gpushare.cli.backfill import release
-from slurm_gpushare.slurm import interface
+from slurm_gpushare.slurm import commands
 
 PLACED = f"GS1:c=1;t={TOKEN_A};o=gpu:1;g=n0:1"
 PAUSED = f"GS1:c=1;t={TOKEN_A};o=gpu:1;p={NOW - 30}"
@@ -19,7 +19,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> WatchedSlurm:
     placed = job("7", tag=PLACED, per_node="gres/shard:v100_1:1", wanted_nodes="n0")
     paused = running("8", "n0", "gres/shard:v100_0:1", tag=PAUSED, state="SUSPENDED")
     found = WatchedSlurm([placed, paused], [])
-    monkeypatch.setattr(interface, "connect", lambda **_: found)
+    monkeypatch.setattr(commands, "connect", lambda **_: found)
     return found
 
 

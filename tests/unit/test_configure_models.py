@@ -14,9 +14,8 @@ from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.site.configure import Install, choose, pieces
 from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices
 from slurm_gpushare.site.limits import Choice
-from slurm_gpushare.slurm.configuration import Partition
-from slurm_gpushare.slurm.gres import Usage, parse_gres
-from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.nodes import Node, Partition
+from slurm_gpushare.slurm.values import Usage, parse_gres
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = Install(Path("/opt/python"), ROOT / "lua_bridge", ROOT / "prolog")

@@ -20,8 +20,8 @@ from slurm_gpushare.site.script_checks import SCRIPT_CHECKS
 from slurm_gpushare.site.site_files import ModelNodes, lua_script
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.slurm.accounting import parse_limits
-from slurm_gpushare.slurm.configuration import Partition
-from slurm_gpushare.slurm.gres import parse_gres
+from slurm_gpushare.slurm.nodes import Partition
+from slurm_gpushare.slurm.values import parse_gres
 
 MODELS = {"v100": ModelNodes("n0,n1", 2)}
 SLURM = {

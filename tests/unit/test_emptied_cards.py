@@ -20,9 +20,8 @@ from slurm_gpushare.helper.occupancy import CardShare, CardUse, GpuAddress, plac
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.settings import Config, parse_config
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.configuration import completing_stops_everybody
-from slurm_gpushare.slurm.nodes import Node
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import Node, completing_stops_everybody
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import JobMovedOn
 from slurm_gpushare.store import Store
@@ -72,7 +71,7 @@ class TestContest:
         assert contest.drain() == {}
 
 
-class FakeSlurm(CommandSlurm):
+class FakeSlurm(Slurm):
     """A queue in memory. Jobs in `started` were started by Slurm behind our back."""
 
     def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node]) -> None:

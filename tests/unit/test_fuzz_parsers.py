@@ -13,11 +13,9 @@ from slurm_gpushare.knowledge.tables import read_pairs, read_profiles
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.slurm.accounting import parse_accounting, parse_limits
-from slurm_gpushare.slurm.configuration import parse_config, parse_partitions, parse_reservations
-from slurm_gpushare.slurm.gres import Gres, parse_gres, parse_used, type_index, typed_shards
-from slurm_gpushare.slurm.nodes import parse_nodes
+from slurm_gpushare.slurm.nodes import parse_config, parse_nodes, parse_partitions, parse_reservations
 from slurm_gpushare.slurm.queue import QueueReader, parse_queue
-from slurm_gpushare.slurm.values import expand, expand_tasks
+from slurm_gpushare.slurm.values import Gres, expand, expand_tasks, parse_gres, parse_used, type_index, typed_shards
 from slurm_gpushare.whatif.traces import read_any_trace
 
 DELIMITER = "~00000000~"

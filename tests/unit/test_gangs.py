@@ -38,7 +38,7 @@ from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.report.slow_down import gpu_s
-from slurm_gpushare.slurm.configuration import missing_for_gangs
+from slurm_gpushare.slurm.nodes import missing_for_gangs
 from slurm_gpushare.slurm.queue import Job
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=shard:2;k=2;l=1"

@@ -9,9 +9,8 @@ from world import TOKEN_A, TOKEN_B, job
 
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.slurm.accounting import AccountingQuery
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.job_tokens import JobTokens
+from slurm_gpushare.slurm.accounting import AccountingQuery, JobTokens
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import AccountingDown
 
@@ -77,7 +76,7 @@ def test_a_comment_that_looks_like_a_row_of_another_jobs_gives_it_no_token() -> 
         comments = {8: forged, 9: "two\nlines", 10: f"gpushare:{TOKEN_B}"}
         return "".join(f"{mark}1700000000{d}{job}{d}{comment}{d}\n" for job, comment in comments.items())
 
-    assert CommandSlurm(sacct).accounted_comments(["8", "9", "10"]) == {9: "two\nlines", 10: f"gpushare:{TOKEN_B}"}
+    assert Slurm(sacct).accounted_comments(["8", "9", "10"]) == {9: "two\nlines", 10: f"gpushare:{TOKEN_B}"}
 
 
 def test_records_wait_while_accounting_is_down() -> None:

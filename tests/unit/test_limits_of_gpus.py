@@ -12,7 +12,7 @@ from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.limits import Choice, accounting, billing_lines, limit_commands, limits
 from slurm_gpushare.slurm.accounting import parse_limits
-from slurm_gpushare.slurm.configuration import Partition
+from slurm_gpushare.slurm.nodes import Partition
 
 CONFIG = parse_config("Partitions=gpu\nGpuModel=v100\n")
 CHOICE = Choice(("gpu",), ("v100",), 2)

@@ -8,7 +8,7 @@ import pytest
 from world import node
 
 from slurm_gpushare.helper.observe import LostShards
-from slurm_gpushare.slurm.gres import parse_gres
+from slurm_gpushare.slurm.values import parse_gres
 
 
 def test_lost_shards_are_said_once_and_so_is_their_return(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from slurm_gpushare.helper.apply import Outcome
 from slurm_gpushare.helper.pauses import CPUS_SHARED, LONGEST_PAUSE_S, pause, resume, resume_all
 from slurm_gpushare.helper.promises import REST_S, Pauses, PauseStep, Standing, next_step
 from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job, parse_cores
 from slurm_gpushare.slurm.runner import UpdateRefused
 
@@ -50,7 +50,7 @@ class TestDecision:
         assert next_step(SPENT, no_more, Pauses(), NOW, 10.0, guest_first=True) is PauseStep.LEAVE
 
 
-class FakeSlurm(CommandSlurm):
+class FakeSlurm(Slurm):
     """Slurm's commands, with a refusal or other jobs where a test wants them."""
 
     def __init__(self, refuse: str = "", others: Sequence[Job] = (), cores: str = "") -> None:

@@ -14,7 +14,7 @@ from recorded_pyslurm import Recorded, RecordedJob, recorded_jobs
 
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release
-from slurm_gpushare.slurm.interface import connect
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.pyslurm_backend import PyslurmSlurm, listed, translate, unsure, why_not
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import ControllerDown
@@ -95,7 +95,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     def jobs(self: Recording, only: Iterable[str] = ()) -> list[Job]:
         return self.squeue(list(only))
 
-    monkeypatch.setattr("slurm_gpushare.slurm.commands.CommandSlurm.jobs", jobs)
+    monkeypatch.setattr("slurm_gpushare.slurm.commands.Slurm.jobs", jobs)
 
 
 @pytest.mark.usefixtures("commands")
@@ -180,7 +180,7 @@ def test_it_is_used_only_where_it_was_tried(
 
 
 def test_asking_for_it_where_it_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_gpushare.slurm.commands.CommandSlurm.release", Release(24, 11, 5))
+    monkeypatch.setattr("slurm_gpushare.slurm.commands.Slurm.release", Release(24, 11, 5))
     with pytest.raises(SlurmError, match="pyslurm cannot be used"):
         connect("pyslurm")
     assert connect("auto").name == "commands"

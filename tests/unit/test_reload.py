@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_scenes import Flat
-from slurm_things import NOW, TOKEN_A, TOKEN_B, WatchedSlurm, job, node, running
-from store_helpers import record
+from world import NOW, TOKEN_A, TOKEN_B, Flat, WatchedSlurm, job, node, record, running
 
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.record import Period, Record, RecordKind, Stat

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.slurm import scontrol_session
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.runner import ControllerDown
-from slurm_gpushare.slurm.scontrol_session import ScontrolSession
+from slurm_gpushare.slurm import runner
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.runner import ControllerDown, ScontrolSession
 
 # Prompts, echoes and answers as Slurm's own does where it reads from a pipe.
 SCONTROL = """#!/bin/bash
@@ -87,7 +86,7 @@ def test_after_a_word_of_slurms_a_process_of_its_own_says_what_is_wrong(fake: Fa
         asked.append(argv)
         return ""
 
-    slurm = CommandSlurm(run, session)
+    slurm = Slurm(run, session)
     slurm.update_job("12", {"Nice": "0"})
     assert asked == []
     slurm.update_job("13", {"Nice": "0"})
@@ -104,8 +103,8 @@ def test_of_a_long_line_only_the_end_is_echoed(fake: Fake, session: ScontrolSess
 
 @pytest.mark.parametrize("said", [b"", b"\n", b"Invalid job id\n", b"\r<Nice=1\n", b"update JobId=1 Nice=0\nno\n"])
 def test_anything_but_the_echo_is_a_word(said: bytes) -> None:
-    assert not scontrol_session._said_nothing(said, b"update JobId=1 Nice=0")
-    assert scontrol_session._said_nothing(b"update JobId=1 Nice=0\n", b"update JobId=1 Nice=0")
+    assert not runner._said_nothing(said, b"update JobId=1 Nice=0")
+    assert runner._said_nothing(b"update JobId=1 Nice=0\n", b"update JobId=1 Nice=0")
 
 
 def test_one_that_dies_is_started_anew(fake: Fake, session: ScontrolSession) -> None:
@@ -118,7 +117,7 @@ def test_one_that_dies_is_started_anew(fake: Fake, session: ScontrolSession) -> 
 def test_it_is_started_anew_before_it_remembers_too_much(
     fake: Fake, session: ScontrolSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scontrol_session, "LINES", 3)
+    monkeypatch.setattr(runner, "LINES", 3)
     assert all(session.took(["update", f"JobId={job}"]) for job in range(1, 8))
     assert fake.starts == 3
 
@@ -126,7 +125,7 @@ def test_it_is_started_anew_before_it_remembers_too_much(
 def test_no_answer_is_a_controller_that_is_down(
     fake: Fake, session: ScontrolSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scontrol_session, "DEFAULT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(runner, "DEFAULT_TIMEOUT_S", 0.3)
     with pytest.raises(ControllerDown, match="no answer within"):
         session.took(["update", "JobId=0"])
     monkeypatch.undo()
@@ -136,7 +135,7 @@ def test_no_answer_is_a_controller_that_is_down(
 def test_one_that_does_not_prompt_is_left_alone(
     fake: Fake, session: ScontrolSession, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
-    monkeypatch.setattr(scontrol_session, "START_S", 0.3)
+    monkeypatch.setattr(runner, "START_S", 0.3)
     if text is None:
         fake.path.unlink()
         monkeypatch.setenv("PATH", str(fake.path.parent))

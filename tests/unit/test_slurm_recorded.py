@@ -9,10 +9,9 @@ import pytest
 from slurm_gpushare.helper.occupancy import GpuAddress, occupancy
 from slurm_gpushare.protocol.release import Release, parse_release
 from slurm_gpushare.slurm.accounting import parse_accounting
-from slurm_gpushare.slurm.configuration import parse_config, parse_partitions, parse_reservations
-from slurm_gpushare.slurm.gres import Gres
-from slurm_gpushare.slurm.nodes import Node, parse_nodes
+from slurm_gpushare.slurm.nodes import Node, parse_config, parse_nodes, parse_partitions, parse_reservations
 from slurm_gpushare.slurm.queue import COMMENT_COLUMNS, Job, QueueReader, parse_queue, parse_texts
+from slurm_gpushare.slurm.values import Gres
 
 DELIMITER = "~00000000~"
 MARK = "~11111111~"

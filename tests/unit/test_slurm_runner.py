@@ -66,7 +66,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_pauses")
 def test_a_slurm_that_has_no_time_for_a_change_is_asked_again() -> None:
     slurm = BusySlurm(3)
-    commands.CommandSlurm(slurm, patient=True).resume("7")
+    commands.Slurm(slurm, patient=True).resume("7")
     assert slurm.asked == 4 * [["scontrol", "resume", "7"]]
 
 
@@ -82,5 +82,5 @@ def test_a_slurm_that_has_no_time_for_a_change_is_asked_again() -> None:
 def test_a_refusal_is_not_asked_again_for_ever(patient: bool, words: str, asked: int) -> None:
     slurm = BusySlurm(9, words)
     with pytest.raises(UpdateRefused):
-        commands.CommandSlurm(slurm, patient=patient).update_job("7", {"TimeLimit": "5"})
+        commands.Slurm(slurm, patient=patient).update_job("7", {"TimeLimit": "5"})
     assert len(slurm.asked) == asked

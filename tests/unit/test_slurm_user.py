@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpushare.slurm.configuration import SlurmUser, slurm_user
+from slurm_gpushare.slurm.nodes import SlurmUser, slurm_user
 
 
 @pytest.mark.parametrize(

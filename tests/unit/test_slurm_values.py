@@ -7,9 +7,8 @@ import pytest
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release, parse_release
 from slurm_gpushare.slurm import values
-from slurm_gpushare.slurm.gres import Gres, parse_gres, parse_used, retarget, typed_shards
 from slurm_gpushare.slurm.runner import format_option, rows
-from slurm_gpushare.slurm.values import expand
+from slurm_gpushare.slurm.values import Gres, expand, parse_gres, parse_used, retarget, typed_shards
 
 OLD, NEW = Release(22, 5, 8), Release(24, 11, 5)
 

@@ -12,8 +12,8 @@ from slurm_gpushare.helper.changes import Change, place, restore, touched
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.slurm.gres import parse_gres
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.values import parse_gres
 
 
 def after(found: Job, change: Change | None) -> Job:

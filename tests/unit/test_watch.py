@@ -22,7 +22,7 @@ from slurm_gpushare.helper.watch import Watch
 from slurm_gpushare.protocol.record import Closed, Features, Neighbour, Period, Record, RecordKind, Scope, Stat, new_id
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.runner import UpdateRefused
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import KnownProfile, Profile, enter_profiles
@@ -92,7 +92,7 @@ class Scene:
         monkeypatch.setattr(self.store.live, "of_jobs", lambda jobs: self.records)
         self.ledger = Ledger()
         self.config = parse_config(f"Partitions=gpu\n{settings}")
-        self.watch = Watch(self.store, CommandSlurm(self._run), self.ledger)
+        self.watch = Watch(self.store, Slurm(self._run), self.ledger)
         tags = f"GS1:c=1;t={TOKEN_A};o=gpu:1", f"GS1:c=0;t={TOKEN_B};o=gpu:1{guest_tag}"
         began = NOW - since_s
         resident = running("1", "n0", "gres/shard:v100_0:1", tag=tags[0], start_s=began - 10, limit_s=6000)
@@ -187,7 +187,7 @@ class TestRefusedPauses:
     @pytest.fixture
     def scene(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         scene = Scene(tmp_path, monkeypatch)
-        slurm = CommandSlurm(self.run)
+        slurm = Slurm(self.run)
         self.refused: set[str] = set()
         self.suspended: list[str] = []
         scene.watch.keeper = Keeper(slurm)

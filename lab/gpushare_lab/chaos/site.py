@@ -21,7 +21,7 @@ from slurm_gpushare.helper.occupancy import token_of
 from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm import runner
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store.hookfile import HookFile
 
 COMMANDS = ("squeue", "sinfo", "scontrol", "sacct")
@@ -65,7 +65,7 @@ class ChaosSite:
         self.config: Config = load_config(self.testbed.layout.gpushare_conf)
         self.store_path = Path(self.config.store_url.removeprefix("sqlite:///"))
         self.log = self.testbed.layout.log / "chaos-helper.log"
-        self.slurm = CommandSlurm(partial(runner.run, environ=os.environ | self.testbed.env))
+        self.slurm = Slurm(partial(runner.run, environ=os.environ | self.testbed.env))
         self._bin = self.testbed.dir / "chaos-bin"
         self._bin.mkdir(exist_ok=True)
         self._mode = self._bin / "mode"

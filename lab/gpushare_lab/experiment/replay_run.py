@@ -27,8 +27,8 @@ from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.slurm import runner
-from slurm_gpushare.slurm.commands import CommandSlurm
-from slurm_gpushare.slurm.configuration import GANGS_NEED
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import GANGS_NEED
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
@@ -105,7 +105,7 @@ class _PolicyReplay:
 
     def __init__(self, testbed: Testbed, jobs: ReplayJobs, policy: str, knowledge: str, tell: Tell) -> None:
         self._testbed, self._jobs, self._policy, self._knowledge, self._tell = testbed, jobs, policy, knowledge, tell
-        self._slurm = CommandSlurm(partial(runner.run, environ=os.environ | testbed.env))
+        self._slurm = Slurm(partial(runner.run, environ=os.environ | testbed.env))
         self._helped = policy not in ("exclusive", "packed")
         self._begun_s = time.time()
         self._active: dict[int, _Attempt] = {}  # by Slurm's job id

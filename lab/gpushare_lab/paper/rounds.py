@@ -28,7 +28,7 @@ from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.slurm import runner
-from slurm_gpushare.slurm.commands import CommandSlurm
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 
@@ -185,7 +185,7 @@ class TestbedRun:
         self.testbed = testbed
         self.jobs = tuple(jobs)
         self._tell = tell
-        self.slurm = CommandSlurm(partial(runner.run, environ=os.environ | testbed.env))
+        self.slurm = Slurm(partial(runner.run, environ=os.environ | testbed.env))
 
     def rounds(self, policies: Sequence[str]) -> Iterator[PaperResult]:
         """The jobs as nobody knows them, then the same queue under each of `policies`, which all start from that.
