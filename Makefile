@@ -32,9 +32,10 @@ test: lint ## all tests, on a real Slurm
 	$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests --ignore tests/unit --ignore tests/lab -m "not alone and not full"
 	$(READABLE) $(PY) -m pytest -q tests/real -m alone
 
-test-versions: setup ## the real-Slurm tests on Slurm 22.05, 24.11 and 26.05
+# One release after the other: the tests with daemons, chaos and abuse in their short forms, and the request matrix's.
+test-versions: setup ## the same with chaos, abuse and the matrix in short, on Slurm 22.05, 24.11 and 26.05
 	for suite in bookworm trixie forky; do \
-		$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests/real -m "not alone" --slurm $$suite && \
+		$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests/real tests/abuse -m "not alone and not full" --slurm $$suite && \
 		$(READABLE) $(PY) -m pytest -q tests/real -m alone --slurm $$suite || exit 1; done
 
 abuse: setup ## what hostile users may try, as a table, on Slurm 22.05, 24.11 and 26.05

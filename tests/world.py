@@ -6,7 +6,7 @@ Only what a test is about needs to be said; everything else is an ordinary case.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from slurm_gpushare.helper.changer import as_changed
+from slurm_gpushare.helper.changes import Change
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot
 from slurm_gpushare.knowledge.rates import RateTable
@@ -26,6 +28,7 @@ from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.runner import JobMovedOn
 from slurm_gpushare.slurm.values import parse_gres, parse_used
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import CredentialError, Sealed
@@ -74,28 +77,59 @@ def node(name: str = "n0", used: str = "", release: Release = NEW, **changes: An
     return Node(**values | changes)
 
 
-class WatchedSlurm(Slurm):
-    """A queue in memory that notes every attempt to change something."""
+class FakeSlurm(Slurm):
+    """A Slurm in memory, which takes every change and notes it in `written`.
 
-    def __init__(self, jobs: Sequence[Job], nodes: Sequence[Node]) -> None:
-        super().__init__(lambda argv: "slurm 24.11.5")
-        self.queue, self.all_nodes = list(jobs), list(nodes)
+    A job in `started` was started by Slurm behind our back. `on_look` is called with its number before each look at
+    the queue, `on_change` with what is done to which job before it is done: both may raise as Slurm's commands do.
+    """
+
+    release = NEW
+
+    def __init__(
+        self,
+        jobs: Iterable[Job] = (),
+        nodes: Iterable[Node] = (),
+        *,
+        on_look: Callable[[int], None] = lambda number: None,
+        comment: str | None = f"gpushare:{TOKEN_A}",
+    ) -> None:
+        super().__init__()
+        self.all_nodes = {item.name: item for item in nodes}
+        self.started: dict[str, Job] = {}
         self.written: list[tuple[str, str]] = []
         self.limits: dict[str, int] = {}
         """Time limits that were written, in minutes."""
+        self.on_look = on_look
+        self.on_change: Callable[[str, str], None] = lambda what, key: None
+        self.comment = comment
+        """What the owner of every job wrote; None: nothing is known of it."""
+        self.looks = 0
+        self.queue: dict[str, Job] = {}
+        self.now_has(jobs)
+
+    def now_has(self, jobs: Iterable[Job]) -> None:
+        """All other jobs are gone."""
+        self.queue = {item.key: item for item in jobs}
 
     def jobs(self, only: Iterable[str] = ()) -> list[Job]:
-        wanted = set(only)
-        return [item for item in self.queue if not wanted or item.key in wanted]
+        self.looks += 1
+        self.on_look(self.looks)
+        now, wanted = self.queue | self.started, set(only)
+        return [item for key, item in now.items() if not wanted or key in wanted]
 
     def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
-        return {item.key: f"gpushare:{TOKEN_A}" for item in self.queue}
+        return {} if self.comment is None else dict.fromkeys(self.queue, self.comment)
 
     def batch_jobs(self, only: Iterable[str]) -> frozenset[str]:
         return frozenset(only)
 
     def nodes(self, only: Iterable[str] = ()) -> list[Node]:
-        return self.all_nodes
+        wanted = set(only)
+        return [item for name, item in self.all_nodes.items() if not wanted or name in wanted]
+
+    def config(self) -> dict[str, str]:
+        return {}
 
     def partitions(self) -> list[Any]:
         return []
@@ -103,22 +137,30 @@ class WatchedSlurm(Slurm):
     def reservations(self) -> list[Any]:
         return []
 
-    def update_job(self, key: str, changes: Any) -> None:
-        self.written.append(("update", key))
+    def update_job(self, key: str, changes: Mapping[str, str]) -> None:
+        self._note("update", key)
         if "TimeLimit" in changes:
             self.limits[key] = int(changes["TimeLimit"])
+        if key in self.queue:
+            self.queue[key] = as_changed(self.queue[key], Change(key, changes))
 
     def suspend(self, key: str) -> None:
-        self.written.append(("suspend", key))
+        self._note("suspend", key)
 
     def resume(self, key: str) -> None:
-        self.written.append(("resume", key))
+        self._note("resume", key)
 
     def signal(self, key: str, name: str) -> None:
-        self.written.append(("signal", key))
+        self._note("signal", key)
 
     def requeue(self, key: str) -> None:
-        self.written.append(("requeue", key))
+        self._note("requeue", key)
+
+    def _note(self, what: str, key: str) -> None:
+        self.on_change(what, key)
+        if key in self.started:
+            raise JobMovedOn("scontrol: Job is no longer pending execution")
+        self.written.append((what, key))
 
 
 # The plan: cards, who runs on them and who waits.

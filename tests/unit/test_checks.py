@@ -21,22 +21,15 @@ def test_what_is_no_job_id_is_refused(word: str) -> None:
         check_job_ids([word])
 
 
-class Accounting(Slurm):
-    """Answers sacctmgr."""
-
-    def __init__(self, answer: str) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def _ask(self, argv: object, **_: object) -> str:
-        return self.answer
+def accounting(answer: str) -> Slurm:
+    return Slurm(lambda argv: answer)
 
 
 def test_an_account_that_there_is_not_is_a_mistake_unless_accounts_are_hidden() -> None:
-    check_accounting_names(Accounting("lab_a\nlab_b\n"), "account", "lab_b")
+    check_accounting_names(accounting("lab_a\nlab_b\n"), "account", "lab_b")
     with pytest.raises(BadInput, match="there is no account 'nosuch'"):
-        check_accounting_names(Accounting("lab_a\nlab_b\n"), "account", "lab_b,nosuch")
-    check_accounting_names(Accounting(""), "account", "nosuch")
+        check_accounting_names(accounting("lab_a\nlab_b\n"), "account", "lab_b,nosuch")
+    check_accounting_names(accounting(""), "account", "nosuch")
 
 
 def test_my_jobs_and_somebody_elses_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from world import WatchedSlurm, node
+from world import FakeSlurm, node
 
 from slurm_gpushare.cli import access, metrics, report, status
 from slurm_gpushare.cli.main import main
@@ -75,7 +75,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GPUSHARE_CONF", str(conf))
     monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(tmp_path / "lib" / "gpushare.conf.good"))
-    slurm = WatchedSlurm([], [node("shares"), node("other", partitions=("debug",))])
+    slurm = FakeSlurm([], [node("shares"), node("other", partitions=("debug",))])
     monkeypatch.setattr(slurm, "accounting", lambda query: [])
     for command in (metrics, report, status):
         monkeypatch.setattr(command, "connect", lambda: slurm)

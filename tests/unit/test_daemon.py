@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from world import overwrite_table
+from world import FakeSlurm, overwrite_table
 
 from slurm_gpushare.helper import daemon as daemon_module
 from slurm_gpushare.helper import events, housekeeping
@@ -26,39 +25,12 @@ from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import Config, load_config
-from slurm_gpushare.slurm.nodes import Node
-from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.maintenance import backup, damage
 from slurm_gpushare.store.published import read_public
 from slurm_gpushare.store.sharing import Observation
-
-
-class EmptySlurm:
-    """A Slurm without jobs, or one that does not answer; `on_tick` may do what happens between two looks."""
-
-    name, release, calls = "commands", Release(24, 11, 5), 0
-
-    def __init__(self, on_tick: Callable[[int], None]) -> None:
-        self._on_tick, self.ticks = on_tick, 0
-
-    def jobs(self, only: Iterable[str] = ()) -> list[Job]:
-        self.ticks += 1
-        self._on_tick(self.ticks)
-        return []
-
-    def nodes(self, only: Iterable[str] = ()) -> list[Node]:
-        return []
-
-    def config(self) -> dict[str, str]:
-        return {}
-
-    def partitions(self) -> list[object]:
-        return []
-
-    reservations = partitions
 
 
 @pytest.fixture
@@ -91,7 +63,7 @@ def test_failures_make_the_pause_longer_and_news_do_not_shorten_it(
     monkeypatch.setattr(events, "changed_at", lambda paths: (next(changes),))
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     with Store.create(config.store_url) as store:
-        assert Daemon(config, EmptySlurm(answer), store).run()  # type: ignore[arg-type]
+        assert Daemon(config, FakeSlurm(on_look=answer), store).run()
     pauses = [later - earlier for earlier, later in pairwise(ticks_at[1:])]
     assert [round(pause) for pause in pauses[:6]] == [2, 4, 8, 16, 30, 30]
     assert pauses[6] < 2, "below the first of the longer pauses"
@@ -118,9 +90,9 @@ def test_the_helper_goes_on_with_the_store_that_is_there(
         if tick == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    slurm = EmptySlurm(answer)
+    slurm = FakeSlurm(on_look=answer)
     backfill(config, slurm, once=False, dry_run=False, policy=None)  # type: ignore[arg-type]
-    assert slurm.ticks >= 4
+    assert slurm.looks >= 4
     with Store(config.store_url) as store:
         counters = store.counters.all()
         assert store.live.heartbeat_s()
@@ -144,7 +116,7 @@ def test_a_store_behind_a_link_comes_back_where_it_was(
         if tick == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    backfill(config, EmptySlurm(answer), once=False, dry_run=False, policy=None)  # type: ignore[arg-type]
+    backfill(config, FakeSlurm(on_look=answer), once=False, dry_run=False, policy=None)
     with Store(config.store_url) as store:
         assert store.counters.all()["before"] == 1
     assert link.is_symlink()
@@ -159,7 +131,7 @@ def test_a_helper_that_finds_no_store_says_that_it_begins_anew(
         (tmp_path / "store.sqlite").touch()
     elif left == "the store":
         Store.create(config.store_url).close()
-    backfill(config, EmptySlurm(lambda tick: None), once=True, dry_run=False, policy=None)  # type: ignore[arg-type]
+    backfill(config, FakeSlurm(), once=True, dry_run=False, policy=None)
     assert ("it is made anew" in caplog.text) == (left != "the store")
 
 
@@ -190,7 +162,7 @@ def test_damage_that_no_tick_reads_stops_the_helper_until_another_store_is_there
             os.kill(os.getpid(), signal.SIGTERM)
         assert tick < 2000
 
-    slurm = EmptySlurm(answer)
+    slurm = FakeSlurm(on_look=answer)
     backfill(config, slurm, once=False, dry_run=False, policy=None)  # type: ignore[arg-type]
     assert "event=tick-failed" in caplog.text
     assert beats[1] == beats[2], "a helper that cannot use its store is not alive"
@@ -207,7 +179,7 @@ def test_old_decisions_are_forgotten_once_a_day_without_being_asked(config: Conf
     long_ago_s = now_s - 400 * 86_400
     with Store.create(config.store_url) as store:
         store.decisions.add([Decision(1, long_ago_s, "old"), Decision(2, now_s - 86_400, "new")])
-        daemon = Daemon(config, EmptySlurm(lambda tick: None), store)  # type: ignore[arg-type]
+        daemon = Daemon(config, FakeSlurm(), store)
         daemon.once()
         assert said(store) == ["new"]
         store.decisions.add([Decision(1, long_ago_s, "old"), Decision(2, now_s, "last")])
@@ -225,7 +197,7 @@ def test_a_week_of_ticks_leaves_memory_files_and_threads_as_they_were(
     process = psutil.Process()
     seen: list[tuple[int, int, int, int]] = []
     with Store.create(config.store_url) as store:
-        daemon = Daemon(config, EmptySlurm(lambda tick: None), store)  # type: ignore[arg-type]
+        daemon = Daemon(config, FakeSlurm(), store)
         for tick in range(2016):
             clock[0] += 300
             daemon.once()
@@ -259,7 +231,7 @@ def test_the_helper_takes_a_knowledge_base_on_sighup_and_status_names_it(
     monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(config.state_dir / "gpushare.conf.good"))
     with Store.create(config.store_url) as store:
         store.observations.add([Observation("x", "V100", *tokens, 0.5, 1.0, 1)])
-        helper = Daemon(config, EmptySlurm(answer), store)  # type: ignore[arg-type]
+        helper = Daemon(config, FakeSlurm(on_look=answer), store)
         assert helper.run()
         learned = helper._knowledge.on("V100").rates(tokens[:1], tokens[1:]).mean[0, 0]
     assert "the site's own pairs" not in told[1]
@@ -278,7 +250,7 @@ def test_an_upgrade_of_slurm_under_its_settings_is_noticed_in_the_next_tick(
         with closing(sqlite3.connect(config.hook_file)) as file:
             return int(file.execute("SELECT gangs FROM helper").fetchone()[0])
 
-    slurm = EmptySlurm(lambda tick: None)
+    slurm = FakeSlurm()
     config = replace(config, slurm_version="24.11.5")
     with Store.create(config.store_url) as store:
         helper = Daemon(config, slurm, store)  # type: ignore[arg-type]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from world import NOW, TOKEN_A, TOKEN_B, job, node, running
+from world import NOW, TOKEN_A, TOKEN_B, FakeSlurm, job, node, running
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.daemon import Lock
@@ -106,7 +106,7 @@ class TestLedger:
         ledger, (first, second) = Ledger(), self.pair()
         still = [first, replace(second, state="SUSPENDED")]
         with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
-            keeper = SpanKeeper(store, EndedSlurm({}))  # type: ignore[arg-type]
+            keeper = SpanKeeper(store, where_ended({}))
             for at_s, jobs in ((0, [first, second]), (100, [first, second]), (160, still), (400, still)):
                 cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
                 keeper.keep(ledger.turn(pairs_now(cards, Half(), NOW + at_s), jobs, NOW + at_s), NOW + at_s)
@@ -124,18 +124,12 @@ class TestLedger:
         assert ledger.sharing()[1].lost_s == pytest.approx(100 * 0.2 + (400 - 200) * 0.2)
 
 
-class EndedSlurm:
+def where_ended(ended: dict[int, int]) -> FakeSlurm:
     """Slurm for a helper that starts: it knows when jobs ended."""
-
-    def __init__(self, ended: dict[int, int]) -> None:
-        self._ended = ended
-
-    def jobs(self, only: Iterable[str] = ()) -> list[Job]:
-        return [
-            running(key, "n0", "gres/shard:v100_0:1", state="COMPLETED", end_s=self._ended[int(key)])
-            for key in only
-            if int(key) in self._ended
-        ]
+    over = {"state": "COMPLETED"}
+    return FakeSlurm(
+        running(str(key), "n0", "gres/shard:v100_0:1", end_s=end_s, **over) for key, end_s in ended.items()
+    )
 
 
 class TestAHelperThatStartsAgain:
@@ -159,7 +153,7 @@ class TestAHelperThatStartsAgain:
     def resumed(self, store: Store, ended: dict[int, int], dry_run: bool = False) -> Ledger:
         jobs = [running("1", "n0", "gres/shard:v100_0:1", tag=TAG, start_s=NOW - 4000)]
         ledger = Ledger()
-        ledger.recall(past_spans(store, EndedSlurm(ended), jobs, NOW, dry_run), NOW)  # type: ignore[arg-type]
+        ledger.recall(past_spans(store, where_ended(ended), jobs, NOW, dry_run), NOW)
         ledger.turn({}, jobs, NOW)
         return ledger
 
@@ -200,7 +194,7 @@ class TestSpansOfAHelperThatRuns:
 
     def test_a_span_ends_when_its_job_did_and_not_when_that_was_seen(self, store: Store) -> None:
         begun, ended = self.turns()
-        keeper = SpanKeeper(store, EndedSlurm({2: NOW + 12}))  # type: ignore[arg-type]
+        keeper = SpanKeeper(store, where_ended({2: NOW + 12}))
         keeper.keep(begun, NOW)
         keeper.keep(ended, NOW + 40)
         assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 12)]
@@ -209,7 +203,7 @@ class TestSpansOfAHelperThatRuns:
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begun, ended = self.turns()
-        keeper = SpanKeeper(store, EndedSlurm({}))  # type: ignore[arg-type]
+        keeper = SpanKeeper(store, where_ended({}))
         for turn, method in ((begun, "begin"), (ended, "end")):
             with monkeypatch.context() as broken:
                 broken.setattr(store.sharing, method, Mock(side_effect=StoreError("the disk is full")))

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
-from world import WatchedSlurm, node, overwrite_table, running
+from world import FakeSlurm, node, overwrite_table, running
 
 from slurm_gpushare.cli import metrics as command
 from slurm_gpushare.cli.main import main
@@ -28,7 +29,6 @@ from slurm_gpushare.report.metrics import LastDay, SpoolState, last_day, metrics
 from slurm_gpushare.report.slow_down import Distribution
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.store import Store
@@ -227,7 +227,7 @@ def test_without_the_store_monitoring_still_sees_the_helpers_heartbeat(
     conf = tmp_path / "gpushare.conf"
     conf.write_text(f"StoreUrl=sqlite:///{path}\nHookFile={hook_file}\nSpoolDir={tmp_path}\nPartitions=gpu\n")
     monkeypatch.setenv("GPUSHARE_CONF", str(conf))
-    monkeypatch.setattr(command, "connect", lambda: WatchedSlurm([], [node()]))
+    monkeypatch.setattr(command, "connect", lambda: FakeSlurm([], [node()]))
     (tmp_path / "incoming").mkdir()
     with Store.create(f"sqlite:///{path}") as store:
         store.live.beat(at_s=NOW)
@@ -250,16 +250,17 @@ def test_without_the_store_monitoring_still_sees_the_helpers_heartbeat(
 def test_without_slurmctld_no_figure_of_its_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Away(WatchedSlurm):
-        def nodes(self) -> list[Node]:
-            raise ControllerDown("sinfo: cannot contact slurm controller", "Check that slurmctld runs.")
+    def away() -> NoReturn:
+        raise ControllerDown("sinfo: cannot contact slurm controller", "Check that slurmctld runs.")
 
+    slurm = FakeSlurm()
+    monkeypatch.setattr(slurm, "nodes", away)
     conf, output = tmp_path / "gpushare.conf", tmp_path / "gpushare.prom"
     conf.write_text(
         f"StoreUrl=sqlite:///{tmp_path}/store.sqlite\nHookFile={tmp_path}/hook.sqlite\nSpoolDir={tmp_path}\n"
     )
     monkeypatch.setenv("GPUSHARE_CONF", str(conf))
-    monkeypatch.setattr(command, "connect", lambda: Away([], []))
+    monkeypatch.setattr(command, "connect", lambda: slurm)
     with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
         store.live.beat(at_s=NOW)
     output.write_text("gpushare_pairs 4\n")

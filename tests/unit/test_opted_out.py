@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from world import NOW, TOKEN_A, Flat, WatchedSlurm, job, node
+from world import NOW, TOKEN_A, FakeSlurm, Flat, job, node
 
 from slurm_gpushare.cli.job import _find
 from slurm_gpushare.helper.publishing import KEPT_S, MOST_JOBS, OWN_EVERY_S, STAYS_S, Publisher
@@ -27,22 +27,12 @@ OWNER = 1000
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 
 
-class Queue(WatchedSlurm):
-    """A queue whose comments are all empty now."""
-
-    def config(self) -> dict[str, str]:
-        return {}
-
-    def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
-        return dict.fromkeys((item.key for item in self.queue), "")
-
-
 class OwnersView:
     """A helper that ticks and publishes, and what an owner then reads."""
 
     def __init__(self, config: Config, store: Store, queue: list[Job]) -> None:
         self.config, self.store = config, store
-        self.now_s, self.slurm = float(NOW), Queue(queue, [node()])
+        self.now_s, self.slurm = float(NOW), FakeSlurm(queue, [node()], comment="")
         self.restart()
 
     def restart(self) -> None:
@@ -95,10 +85,10 @@ def test_the_owner_is_told_when_the_helper_has_followed_and_ever_after(
     with Store.create(config.store_url) as store:
         site = OwnersView(config, store, [before, job("9", uid=OWNER + 1, tag=f"GS1:probe;t={TOKEN_A}")])
         site.tick()
-        site.slurm.queue = [untagged()]
+        site.slurm.now_has([untagged()])
         assert "opted out: its owner took the token off" in site.told(untagged())
         assert "opted out" not in site.told(untagged("8")), "one that never took part"
-        site.slurm.queue = [job("11", tag=TAG)]  # the first has ended, and the owner's file is written anew
+        site.slurm.now_has([job("11", tag=TAG)])  # the first has ended, and the owner's file is written anew
         site.tick()
         site.restart()
         site.tick(2 * STAYS_S)
@@ -128,9 +118,9 @@ def test_who_takes_thousands_of_jobs_out_costs_the_helper_no_more_memory(config:
 def test_a_first_run_whose_comment_is_empty_has_opted_out_before_the_helper_follows() -> None:
     """Under Policy=shadow and off the helper never does: it changes no job."""
     first = job("7", tag=f"GS1:probe;t={TOKEN_A}")
-    (found,) = _find(Queue([first], []), ["7"], NOW)
+    (found,) = _find(FakeSlurm([first], comment=""), ["7"], NOW)
     assert (found.opted_out, found.tag) == (True, None)
-    (found,) = _find(WatchedSlurm([first], []), ["7"], NOW)
+    (found,) = _find(FakeSlurm([first], []), ["7"], NOW)
     assert (found.opted_out, found.tag) == (False, first.tag)
 
 

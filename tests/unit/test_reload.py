@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from world import NOW, TOKEN_A, TOKEN_B, Flat, WatchedSlurm, job, node, record, running
+from world import NOW, TOKEN_A, TOKEN_B, FakeSlurm, Flat, job, node, record, running
 
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.record import Period, Record, RecordKind, Stat
@@ -36,15 +36,16 @@ class Scene:
     def __init__(self, directory: Path, store: Store, url: str) -> None:
         settings = f"Partitions=gpu\nGpusPerNode=2\nStoreUrl={url}\nSpoolDir={directory}\nStateDir={directory}\n"
         self.config, self.now_s = parse_config(settings), float(NOW)
-        self.slurm = WatchedSlurm([], [node()])
+        self.slurm = FakeSlurm([], [node()])
         self.helper = Helper(self.config, self.slurm, store, Flat(0.7), clock=lambda: self.now_s)
 
     def tick(self, *jobs: Job, after_s: float = 5.0) -> list[tuple[str, str]]:
         """What is changed in Slurm when these are its jobs."""
-        self.slurm.queue, self.slurm.written = list(jobs), []
+        self.slurm.now_has(jobs)
+        self.slurm.written.clear()
         self.helper.tick()
         self.now_s += after_s
-        return self.slurm.written
+        return list(self.slurm.written)
 
     def reload(self) -> None:
         memory = dict(vars(self.helper.state))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from world import TOKEN_A, TOKEN_B, TOKEN_C, Flat, WatchedSlurm, job, node, running
+from world import TOKEN_A, TOKEN_B, TOKEN_C, FakeSlurm, Flat, job, node, running
 
 from slurm_gpushare.cli.shadow_section import shadow_lines, shadow_of
 from slurm_gpushare.helper.reasons import Code
@@ -56,7 +56,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Config, S
         yield config, store
 
 
-def tick(config: Config, store: Store, slurm: WatchedSlurm) -> TickReport:
+def tick(config: Config, store: Store, slurm: FakeSlurm) -> TickReport:
     return Helper(config, slurm, store, KNOWLEDGE, clock=lambda: float(NOW)).tick()
 
 
@@ -91,7 +91,7 @@ def test_no_tick_changes_anything_in_slurm(
     shared: tuple[Config, Store], queue: list[tuple[str, dict[str, Any]]], first: str, second: str, limit_s: int | None
 ) -> None:
     jobs = [waiting(str(10 + n), tag, **request) for n, (tag, request) in enumerate(queue)]
-    slurm = WatchedSlurm([busy("1", 0, first, limit_s=limit_s), busy("2", 1, second), *jobs], [node(used=USED)])
+    slurm = FakeSlurm([busy("1", 0, first, limit_s=limit_s), busy("2", 1, second), *jobs], [node(used=USED)])
     report = tick(*shared, slurm)
     assert slurm.written == []
     assert all(reason.code is Code.SHADOW for reason in report.reasons.values())
@@ -102,7 +102,7 @@ def test_the_same_queue_is_changed_where_sharing_counts(tmp_path: Path) -> None:
     config = make_config(tmp_path, "fcfs")
     with Store.create(config.store_url) as store:
         enter_profiles(store, [KnownProfile(TOKEN_A, 1000, "V100", 2000, 16384, 1, 900)])
-        slurm = WatchedSlurm([waiting("10", f"GS1:c=1;t={TOKEN_A};o=gpu:1"), waiting("11")], [node()])
+        slurm = FakeSlurm([waiting("10", f"GS1:c=1;t={TOKEN_A};o=gpu:1"), waiting("11")], [node()])
         tick(config, store, slurm)
         assert ("update", "10") in slurm.written, "a placement"
         assert ("update", "11") in slurm.written, "a tag for a job that the hook missed"
@@ -114,7 +114,7 @@ def test_the_first_decision_of_a_job_is_recorded_once(tmp_path: Path) -> None:
         enter_profiles(store, [KnownProfile(t, 1000, "V100", 2000, 16384, 0, 900) for t in (TOKEN_A, TOKEN_B)])
         tags = [f"GS1:t={TOKEN_A}", f"GS1:t={TOKEN_B}"]
         residents = [busy("1", 0, tags[0], limit_s=20_000), busy("2", 1, tags[0], limit_s=20_000)]
-        slurm = WatchedSlurm([*residents, waiting("10", tags[1], limit_s=600)], [node(used=USED)])
+        slurm = FakeSlurm([*residents, waiting("10", tags[1], limit_s=600)], [node(used=USED)])
         helper = Helper(config, slurm, store, Flat(0.95))
         assert helper.tick().outcomes == {"shadow": 1}
         assert not helper.state.somebody_waits, "no card is held for a job that will not get it"
@@ -132,7 +132,7 @@ def test_what_was_given_before_is_taken_back(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     leased = waiting("10", f"GS1:c=1;t={TOKEN_A};o=gpu:1;l=1", eligible_s=NOW + 25, reason="BeginTime")
     with Store.create(config.store_url) as store:
-        slurm = WatchedSlurm([leased], [node()])
+        slurm = FakeSlurm([leased], [node()])
         tick(config, store, slurm)
     assert slurm.written == [("update", "10")]
 
@@ -188,7 +188,7 @@ def test_jobs_that_the_hook_left_alone_stay_so_while_sharing_is_off(
     policy: str, tagged: list[str], shared: tuple[Config, Store]
 ) -> None:
     config, store = shared
-    slurm = WatchedSlurm([busy("1", 0), busy("2", 1), waiting("7")], [node(used=USED)])
+    slurm = FakeSlurm([busy("1", 0), busy("2", 1), waiting("7")], [node(used=USED)])
     tick(replace(config, policy=policy), store, slurm)
     assert slurm.written == [("update", key) for key in tagged]
 
@@ -238,7 +238,7 @@ class TestSection:
         config, store = shared
         placed = Decision(4, NOW - 80_000, "shadow", partner_job=3, reasons={"how": "beside", "key": "4"})
         store.decisions.add([placed])
-        found = shadow_of(WatchedSlurm([], [node()]), store, replace(config, resident_budget_pct=200.0), report)
+        found = shadow_of(FakeSlurm([], [node()]), store, replace(config, resident_budget_pct=200.0), report)
         assert found is not None
         assert found.figures is not None
         assert (found.figures.jobs, found.figures.takes_part, found.figures.gpus) == (12, 9, 2)
@@ -277,11 +277,11 @@ class TestSection:
     def test_a_first_day_on_which_no_workload_is_known_yet(self, tmp_path: Path, report: Report) -> None:
         config = make_config(tmp_path)
         with Store.create(config.store_url) as store:
-            found = shadow_of(WatchedSlurm([], []), store, config, report)
+            found = shadow_of(FakeSlurm([], []), store, config, report)
             assert found is not None
             assert found.figures is not None
             assert (found.figures.takes_part, found.figures.shared_jobs.high) == (0, 0)
-            nothing = shadow_of(WatchedSlurm([], []), store, config, replace(report, jobs=()))
+            nothing = shadow_of(FakeSlurm([], []), store, config, replace(report, jobs=()))
         assert nothing is not None
         assert nothing.document() == {"recorded": {}, "simulated": None}
         assert dict(shadow_lines(nothing))["simulated"] == "--- (no job has ended)"
@@ -289,4 +289,4 @@ class TestSection:
     def test_a_period_in_which_sharing_counted_has_none(self, tmp_path: Path, report: Report) -> None:
         config = make_config(tmp_path, "gpushare")
         with Store.create(config.store_url) as store:
-            assert shadow_of(WatchedSlurm([], []), store, config, report) is None
+            assert shadow_of(FakeSlurm([], []), store, config, report) is None

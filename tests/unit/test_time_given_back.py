@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from world import NOW, TOKEN_A, TOKEN_B, Flat, WatchedSlurm, node, running
+from world import NOW, TOKEN_A, TOKEN_B, FakeSlurm, Flat, node, running
 
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import parse_config
@@ -30,15 +30,15 @@ class Scene:
         settings = f"Partitions=gpu\nGpusPerNode=2\nStoreUrl={url}\nSpoolDir={directory}\nStateDir={directory}\n"
         self.now_s = float(NOW)
         self.resident = sharer("1", TOKEN_A, NOW, LIMIT_S)
-        self.slurm = WatchedSlurm([self.resident], [node()])
+        self.slurm = FakeSlurm([self.resident], [node()])
         self.helper = Helper(parse_config(settings), self.slurm, store, Flat(0.7), clock=lambda: self.now_s)
 
     def guest_for(self, seconds: int) -> None:
         """Somebody comes, stays and leaves, looked at every five seconds."""
         guest = sharer(str(10 + int(self.now_s - NOW)), TOKEN_B, self.now_s, seconds)
-        self.slurm.queue = [self.resident, guest]
+        self.slurm.now_has([self.resident, guest])
         self.go_on(seconds)
-        self.slurm.queue = [self.resident]
+        self.slurm.now_has([self.resident])
 
     def go_on(self, seconds: int) -> None:
         for _ in range(seconds // 5):
