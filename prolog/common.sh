@@ -170,7 +170,7 @@ gs_private_lock() {
 }
 
 # Adds ($1 = add) the job's line to DCGM's job mapping file of each of its GPUs, or removes it from all files: the sampler
-# may have added it to some that Slurm does not name (slurm_gpushare/node/dcgm.py). Others' lines stay.
+# may have added it to some that Slurm does not name (slurm_gpushare/node/sampler.py). Others' lines stay.
 gs_dcgm() {
   local gpu file line kept found gpus=("${gs_gpus[@]}")
   [[ -n $gs_dcgm_job_mapping_dir ]] && (umask 022 && mkdir -p "$gs_dcgm_job_mapping_dir") || return 0

@@ -14,6 +14,7 @@ from slurm_gpushare.cli.access import settings
 from slurm_gpushare.cli.output import right, table, warn
 from slurm_gpushare.node.cpu_curve import check_counts, enough, measure_curve, shared, speeds
 from slurm_gpushare.node.delivery import send_record
+from slurm_gpushare.node.measure import Identity
 from slurm_gpushare.node.profile import (
     EPOCH_FILE,
     CannotRun,
@@ -23,7 +24,6 @@ from slurm_gpushare.node.profile import (
     sample_epoch,
     wait_to_the_end,
 )
-from slurm_gpushare.node.run import Identity
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.record import MAX_CURVE_POINTS, Record
 from slurm_gpushare.protocol.settings import Config

@@ -12,7 +12,6 @@ knows, while a new name may stay hidden from it for half a minute.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import Counter, deque
@@ -22,7 +21,7 @@ from pathlib import Path
 from slurm_gpushare.helper.occupancy import CardUse, GpuAddress, placed_card
 from slurm_gpushare.node.delivery import hold_dir
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.files import make_open_dir
+from slurm_gpushare.protocol.files import make_open_dir, overwrite_line
 from slurm_gpushare.slurm.queue import Job
 
 REMEMBERED = 16
@@ -50,31 +49,21 @@ class Board:
 
     def publish(self, beat: int, until_ms: int, without: Collection[str] = ()) -> None:
         """Say that somebody waits who could use a card, until `until_ms`; 0 says that nobody does."""
-        _overwrite(self.directory / "helper", f"{beat} {until_ms} {','.join(sorted(without)) or '-'}")
+        overwrite_line(self.directory / "helper", f"{beat} {until_ms} {','.join(sorted(without)) or '-'}")
 
     def expect(self, nodes: Iterable[str]) -> None:
         """Make the answer files of nodes that have none yet."""
         for node in nodes:
             if node not in self._answered and _NODE.fullmatch(node):
                 self._answered[node] = deque(maxlen=REMEMBERED)
-                _overwrite(self._answers / node, "-")
+                overwrite_line(self._answers / node, "-")
 
     def answer(self, node: str, jobs: Iterable[int]) -> None:
         """Tell `node` that the helper has looked at the end of these jobs."""
         self.expect([node])
         if (answered := self._answered.get(node)) is not None:
             answered.extend(jobs)
-            _overwrite(self._answers / node, " ".join(map(str, answered)))
-
-
-def _overwrite(path: Path, text: str) -> None:
-    """Write one line in one call, so that a reader never sees half of it, and blank what a longer line left."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        line = f"{text}\n".encode("ascii")
-        os.pwrite(handle, line.ljust(os.fstat(handle).st_size, b"\n"), 0)
-    finally:
-        os.close(handle)
+            overwrite_line(self._answers / node, " ".join(map(str, answered)))
 
 
 # Who got the cards that became empty while the next job in the queue was one of ours: we, or Slurm by itself.

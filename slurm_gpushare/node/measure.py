@@ -1,64 +1,317 @@
-"""One measurement: the cards of a job, its processes and its host, read step by step into records."""
+"""One measurement: the cards of a job, its processes and its host, read step by step into records.
+
+Of each card, or of all cards of a gang, a `RunSoFar` knows what was seen so far: samples in, a record out.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_gpushare.node.host import JobCounters, NodeCounters
-from slurm_gpushare.node.nvml import Bounded, CardSample, NvmlCard, NvmlError, Stuck, open_cards
-from slurm_gpushare.node.processes import Members
-from slurm_gpushare.node.run import Identity, RunSoFar
-from slurm_gpushare.protocol.record import Closed, Record, RecordKind
+from slurm_gpushare.node.nvml import Cards, CardSample, ProcessLoad
+from slurm_gpushare.node.processes import Members, stands_still
+from slurm_gpushare.node.stats import Summaries
+from slurm_gpushare.protocol.record import (
+    ENOUGH,
+    MAX_NEIGHBOURS,
+    Closed,
+    Features,
+    Neighbour,
+    Period,
+    Record,
+    RecordKind,
+    Scope,
+    Stat,
+    new_id,
+)
 
 # Host counters, power and clocks change slowly and cost the most to read.
 SLOW_EVERY = 4
 # Once the profile is closed only the activity is of interest, and less of it.
 AFTER_PROFILE = 5
 
-_NVML_LIMIT_S = 2.0  # a driver that is only slow (no persistence mode) answers later, and is then used
-_NVML_RETRY_S = 30.0
+AT_WORK_PCT = 5.0
+"""Activity of a job's processes from which on they do not stand still."""
+
+# Utilisation is an average over up to a second: so long after a neighbour came or went it is neither this nor that.
+_SETTLE_S = 1.0
+_GROWTH_PART = 0.02
+_TRIAL_S = 120.0
+"""A new neighbour that has not come onto the card by then is waited for at the usual pace."""
 
 
-class Cards:
-    """The job's cards behind NVML, whatever state NVML is in."""
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is measured, where, and by whom."""
 
-    def __init__(self, indices: Sequence[int], log: Callable[[str], None]) -> None:
-        self._indices = indices
-        self._log = log
-        self._bounded = Bounded()
-        self._open: dict[int, NvmlCard] = {}
-        self._trouble = ""
-        self._retry_at = 0.0
+    job_id: int
+    node: str
+    gpu_index: int
+    scope: Scope = Scope.JOB
+    token: str | None = None
+    others: tuple[int, ...] = ()
+    """The other GPUs of a gang, which are measured as one."""
 
-    def read(self, *, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:
-        """A reading of each card; empty, and said once in the log, while NVML fails or hangs."""
-        if time.monotonic() < self._retry_at:
-            return {}
-        try:
-            samples = self._bounded.call(lambda: self._read(everything), _NVML_LIMIT_S)
-        except Stuck:
-            self._fail(f"NVML has not answered for {_NVML_LIMIT_S:g} s", retry_s=0.0)
-            return {}
-        except NvmlError as error:
-            self._open = {}
-            self._fail(f"NVML: {error}", retry_s=_NVML_RETRY_S)
-            return {}
-        if self._trouble:
-            self._log("NVML answers again")
-            self._trouble = ""
-        return samples
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return self.gpu_index, *self.others
 
-    def _read(self, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:
-        if not self._open:
-            self._open = open_cards(self._indices)
-        return {index: (card, card.read(everything=everything)) for index, card in self._open.items()}
 
-    def _fail(self, trouble: str, retry_s: float) -> None:
-        if trouble != self._trouble:
-            self._log(f"{trouble}: going on without GPU numbers")
-        self._trouble = trouble
-        self._retry_at = time.monotonic() + retry_s
+class _OnCard(NamedTuple):
+    """A process on a card."""
+
+    pid: int
+    load: ProcessLoad
+    ours: bool
+
+
+class Share:
+    """How one reading of a card divides: ours, other people's, and what cannot be told."""
+
+    def __init__(self, sample: CardSample, owns: Callable[[int], bool | None], neighbours: Collection[int]) -> None:
+        processes = sample.processes
+        self.undecided = False
+        self.own: list[ProcessLoad] = []
+        self.loads: list[_OnCard] = []
+        """Who is on the card."""
+        if processes is None:  # the card does not say who is on it: go by who was given it
+            self.present, self.shared = True, bool(neighbours)
+            return
+        verdicts = {pid: owns(pid) for pid in processes}
+        self.own = [processes[pid] for pid, ours in verdicts.items() if ours]
+        self.present = bool(self.own)
+        self.shared = any(ours is False for ours in verdicts.values())
+        self.undecided = not self.shared and any(ours is None for ours in verdicts.values())
+        self.loads = [_OnCard(pid, processes[pid], bool(ours)) for pid, ours in verdicts.items()]
+
+    @property
+    def own_mem_mib(self) -> float | None:
+        return _total([load.mem_mib for load in self.own])
+
+
+def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, float]:
+    """The activity attributes of one reading; what is not known is left out."""
+    alone = settled and not share.shared
+    total = sample.mem_total_mib
+    own_sm = _total([load.sm_pct for load in share.own])
+    own_access = _total([load.mem_access_pct for load in share.own])
+    own_mem = share.own_mem_mib
+    if own_mem is None and alone:
+        own_mem = sample.mem_used_mib  # some drivers do not give memory by process
+    values = {
+        "gpu_util_pct": sample.util_pct if alone else own_sm,
+        "mem_access_pct": sample.mem_access_pct if alone else own_access,
+        "gpu_mem_mib": own_mem,
+        "gpu_mem_pct": 100 * own_mem / total if own_mem is not None and total else None,
+        "proc_sm_pct": own_sm,
+        "proc_mem_access_pct": own_access,
+        "card_util_pct": sample.util_pct,
+        "card_mem_access_pct": sample.mem_access_pct,
+        "card_mem_pct": 100 * sample.mem_used_mib / total if sample.mem_used_mib is not None and total else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def is_at_rest(shares: Sequence[Share]) -> bool:
+    """Whether we or our neighbours neither run nor have run since the last look.
+
+    A job that stands still when it is looked at, which anybody can arrange, counts with what it used in between.
+    """
+    on_card = [who for share in shares for who in share.loads]
+    sides = ([who for who in on_card if who.ours], [who for who in on_card if not who.ours])
+    return any(side and all(not who.load.sm_pct and stands_still(who.pid) for who in side) for side in sides)
+
+
+_HIGHEST = frozenset({"gpu_mem_mib", "gpu_mem_pct", "card_mem_pct"})
+"""Of a gang the fullest card counts: a neighbour must fit on each of them. Of all else the mean."""
+
+
+def joined(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Readings of a gang's cards at one instant as one; what a card does not tell is left out."""
+    if len(readings) == 1:
+        return dict(readings[0])
+    names = [name for name in readings[0] if all(name in reading for reading in readings)]
+    values = {name: [reading[name] for reading in readings] for name in names}
+    return {name: max(some) if name in _HIGHEST else sum(some) / len(some) for name, some in values.items()}
+
+
+def _total(parts: list[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if parts and len(known) == len(parts) else None
+
+
+class RunSoFar:
+    """One job on one card, from the prolog to the epilog, in fixed memory."""
+
+    def __init__(self, identity: Identity, start_s: float) -> None:
+        self.identity = identity
+        self.closed = Closed.OPEN
+        self.gpu_model: str | None = None
+        self.one_process = False
+        self.latest: Mapping[str, float] = {}
+        self._start_s = start_s
+        self._run_id = new_id()
+        self._seq = 0
+        self._profile, self._alone, self._shared = Summaries(), Summaries(), Summaries()
+        self._profile_alone_s = self._profile_shared_s = self._alone_s = self._shared_s = 0.0
+        self._neighbours: dict[int, float] = {}
+        self._mem_total_mib: float | None = None
+        self._peak_mem_mib: float | None = None
+        self._told_mem_mib = 0.0
+        self._was_shared: bool | None = None
+        self._since_change_s = _SETTLE_S
+        self.own_sm_pct = 0.0
+        """What its busiest process used of a card at the last reading."""
+        self._beside: set[int] = set()
+        self._beside_samples, self._beside_s = 0, 0.0
+        self._told_samples = 0
+
+    @property
+    def has_neighbours(self) -> bool:
+        return bool(self._beside)
+
+    @property
+    def begins_to_share(self) -> bool:
+        """Whether too little was seen of it beside its present neighbours for a verdict: it is looked at often."""
+        return bool(self._beside) and self._beside_samples < ENOUGH and self._beside_s < _TRIAL_S
+
+    @property
+    def has_news(self) -> bool:
+        """Whether enough was seen for a verdict that no record has told of yet."""
+        return self._told_samples < ENOUGH <= self._beside_samples
+
+    @property
+    def memory_grew(self) -> bool:
+        """Whether the peak has passed that of the last record by a fiftieth of the card."""
+        step_mib = _GROWTH_PART * (self._mem_total_mib or 0.0)
+        return (self._peak_mem_mib or 0.0) > self._told_mem_mib + step_mib
+
+    @property
+    def profile_s(self) -> float:
+        return self._profile_alone_s + self._profile_shared_s
+
+    def add_cards(
+        self,
+        samples: Sequence[CardSample],
+        owns: Callable[[int], bool | None],
+        neighbours: Collection[int],
+        elapsed_s: float,
+        *,
+        stopped: bool = False,
+    ) -> None:
+        """Take a reading of the card, or of all cards of a gang, that stands for the last `elapsed_s` seconds.
+
+        It counts while the job is on the card; where one side stood still, `stopped` by the helper's order or at rest
+        by itself, that is neither alone nor shared, and only what the job holds of its memory counts.
+        """
+        if set(neighbours) != self._beside:
+            self._beside, self._beside_samples, self._told_samples, self._beside_s = set(neighbours), 0, 0, 0.0
+        self._beside_s += elapsed_s
+        shares = [Share(sample, owns, neighbours) for sample in samples]
+        self.own_sm_pct = max((load.sm_pct or 0.0 for share in shares for load in share.own), default=0.0)
+        totals = [sample.mem_total_mib for sample in samples if sample.mem_total_mib]
+        self._mem_total_mib = min(totals, default=self._mem_total_mib)
+        if any(share.undecided for share in shares) or not any(share.present for share in shares):
+            return
+        if stopped or is_at_rest(shares):
+            self._peak([share.own_mem_mib for share in shares])
+            return
+        is_shared = any(share.shared for share in shares)
+        changed = self._was_shared is not None and self._was_shared is not is_shared
+        self._was_shared = is_shared
+        self._since_change_s = 0.0 if changed else self._since_change_s + elapsed_s
+        settled = self._since_change_s >= _SETTLE_S
+        pairs = zip(samples, shares, strict=True)
+        values = joined([activity(sample, share, settled=settled) for sample, share in pairs if share.present])
+        self.latest = values
+        self._peak([values.get("gpu_mem_mib")])
+        if settled:
+            (self._shared if is_shared else self._alone).add(values)
+            self._beside_samples += is_shared
+        if self.closed is Closed.OPEN:
+            self._profile.add(values)
+            self._profile.add(joined([sample.other for sample in samples]))
+        self._count_time(elapsed_s, is_shared, neighbours)
+
+    def _peak(self, mem_mib: Iterable[float | None]) -> None:
+        known = [part for part in (*mem_mib, self._peak_mem_mib) if part is not None]
+        self._peak_mem_mib = max(known, default=None)
+
+    def _count_time(self, elapsed_s: float, is_shared: bool, neighbours: Collection[int]) -> None:
+        profiled_s = elapsed_s if self.closed is Closed.OPEN else 0.0
+        if is_shared:
+            self._shared_s += elapsed_s
+            self._profile_shared_s += profiled_s
+            for job_id in neighbours:
+                self._neighbours[job_id] = self._neighbours.get(job_id, 0.0) + elapsed_s
+        else:
+            self._alone_s += elapsed_s
+            self._profile_alone_s += profiled_s
+
+    def add_host(self, values: Mapping[str, float]) -> None:
+        """Take one reading of the host's counters: part of the profile only."""
+        if self.closed is Closed.OPEN:
+            self._profile.add(values)
+
+    def close_profile(self, why: Closed) -> None:
+        """End the profile; the job's activity alone and shared goes on being counted."""
+        if self.closed is Closed.OPEN:
+            self.closed = why
+
+    def record(self, kind: RecordKind, now_s: float) -> Record:
+        """All that is known, as a record that replaces the run's earlier ones."""
+        if kind is RecordKind.FINAL:
+            self.close_profile(Closed.END)
+        self._seq += 1
+        self._told_mem_mib, self._told_samples = self._peak_mem_mib or 0.0, self._beside_samples
+        longest = sorted(self._neighbours.items(), key=lambda item: -item[1])[:MAX_NEIGHBOURS]
+        return Record(
+            record_id=new_id(),
+            run_id=self._run_id,
+            seq=self._seq,
+            kind=kind,
+            scope=self.identity.scope,
+            job_id=self.identity.job_id,
+            node=self.identity.node,
+            gpu_index=self.identity.gpu_index,
+            gpu_model=self.gpu_model,
+            start_s=round(self._start_s, 3),
+            end_s=round(max(now_s, self._start_s), 3),
+            closed=self.closed,
+            features=self._features(),
+            profile=Period(round(self._profile_alone_s, 3), round(self._profile_shared_s, 3), self._profile.stats()),
+            alone=Period(alone_s=round(self._alone_s, 3), stats=self._alone.stats()),
+            shared=Period(shared_s=round(self._shared_s, 3), stats=self._shared.stats()),
+            neighbours=tuple(Neighbour(job_id, round(seconds, 3)) for job_id, seconds in longest),
+            token=self.identity.token,
+            one_process=self.one_process,
+            gpus=len(self.identity.gpus),
+        )
+
+    def _features(self) -> Features:
+        util, access = self._profile.get("gpu_util_pct"), self._profile.get("mem_access_pct")
+        mem = self._profile.get("gpu_mem_pct")
+        return Features(
+            mgup=_max(util),
+            mgmap=_max(mem),
+            mgtsamp=_max(access),
+            gpu_util_mean_pct=_mean(util),
+            mem_access_mean_pct=_mean(access),
+            # It decides whether two jobs fit at all, so its peak is taken over the whole run, not the profile.
+            mem_used_mib=self._peak_mem_mib,
+            mem_total_mib=self._mem_total_mib,
+        )
+
+
+def _max(stat: Stat | None) -> float | None:
+    return stat.max if stat else None
+
+
+def _mean(stat: Stat | None) -> float | None:
+    return stat.mean if stat else None
 
 
 class Measurement:
@@ -89,8 +342,31 @@ class Measurement:
     def profiling(self) -> bool:
         return any(run.closed is Closed.OPEN for run in self.runs.values())
 
-    def step(self) -> None:
-        """Read everything that is due now."""
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether other jobs were given one of its cards at the last step."""
+        return any(run.has_neighbours for run in self.runs.values())
+
+    @property
+    def begins_to_share(self) -> bool:
+        """Whether it is to be looked at often, since a pair has begun."""
+        return any(run.begins_to_share for run in self.runs.values())
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a record should be written now: a job's memory has grown, or a pair can be judged."""
+        return any(run.memory_grew or run.has_news for run in self.runs.values())
+
+    @property
+    def worked(self) -> bool:
+        """Whether the job's processes were at work on a card at the last reading."""
+        return any(run.own_sm_pct > AT_WORK_PCT for run in self.runs.values())
+
+    def step(self, stopped: Collection[int] = ()) -> None:
+        """Read everything that is due now.
+
+        `stopped` are the jobs that stood still by the helper's order since the last step.
+        """
         slow = self._steps % SLOW_EVERY == 0
         self._steps += 1
         if slow or not self.profiling:
@@ -105,17 +381,14 @@ class Measurement:
             cards, readings = zip(*(samples[gpu] for gpu in gpus), strict=True)
             run.gpu_model, run.one_process = cards[0].model, any(card.one_process for card in cards)
             neighbours = {job for gpu in gpus for job in self._neighbours(gpu)}
-            run.add_cards(readings, self.members.owns, neighbours, elapsed)
+            at_rest = not {run.identity.job_id, *neighbours}.isdisjoint(stopped)
+            run.add_cards(readings, self.members.owns, neighbours, elapsed, stopped=at_rest)
             if run.profile_s >= self._limit_s:
                 run.close_profile(Closed.LIMIT)
         if slow and self.profiling and self.members.processes:
             values = self._node.read() | self._job.read(self.members.processes)
             for run in self.runs.values():
                 run.add_host(values)
-
-    def memory_grew(self) -> bool:
-        """Whether a job's memory has passed what its last record says, by more than an allocator's rounding."""
-        return any(run.memory_grew for run in self.runs.values())
 
     def close_profile(self, why: Closed) -> None:
         for run in self.runs.values():

@@ -179,10 +179,13 @@ def processes_by_card() -> dict[int, list[int]]:
     return {index: [int(process.pid) for process in running or ()] for index, running in found.items()}
 
 
-# Calls that may never come back: a driver in trouble can hang inside NVML for hours.
+# Calls that may never come back: a driver in trouble can hang inside NVML for hours, a file system too.
 
 
 Result = TypeVar("Result")
+_NVML_LIMIT_S = 2.0
+"""A driver that is only slow (no persistence mode) answers later, and is then used."""
+_NVML_RETRY_S = 30.0
 
 
 class Stuck(Exception):
@@ -235,12 +238,50 @@ class Bounded:
             self._answers.put(answer)
 
 
+class Cards:
+    """The job's cards behind NVML, whatever state NVML is in."""
+
+    def __init__(self, indices: Sequence[int], log: Callable[[str], None]) -> None:
+        self._indices = indices
+        self._log = log
+        self._bounded = Bounded()
+        self._open: dict[int, NvmlCard] = {}
+        self._trouble = ""
+        self._retry_at = 0.0
+
+    def read(self, *, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:
+        """A reading of each card; empty, and said once in the log, while NVML fails or hangs."""
+        if time.monotonic() < self._retry_at:
+            return {}
+        try:
+            samples = self._bounded.call(lambda: self._read(everything), _NVML_LIMIT_S)
+        except Stuck:
+            self._fail(f"NVML has not answered for {_NVML_LIMIT_S:g} s", retry_s=0.0)
+            return {}
+        except NvmlError as error:
+            self._open = {}
+            self._fail(f"NVML: {error}", retry_s=_NVML_RETRY_S)
+            return {}
+        if self._trouble:
+            self._log("NVML answers again")
+            self._trouble = ""
+        return samples
+
+    def _read(self, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:
+        if not self._open:
+            self._open = open_cards(self._indices)
+        return {index: (card, card.read(everything=everything)) for index, card in self._open.items()}
+
+    def _fail(self, trouble: str, retry_s: float) -> None:
+        if trouble != self._trouble:
+            self._log(f"{trouble}: going on without GPU numbers")
+        self._trouble = trouble
+        self._retry_at = time.monotonic() + retry_s
+
+
 # Which cards a job is on, where Slurm does not say.
 #
 # The prolog of a job that starts just after slurmctld did has no SLURM_JOB_GPUS: the node has not registered yet.
-
-
-_NVML_LIMIT_S = 2.0
 
 
 class CardSearch:

@@ -1,15 +1,20 @@
-"""Which processes are the job's, as its own node knows it: from its cgroup, else from slurmd.
+"""Which processes are the job's, and how they stop and go on.
 
-Never from a process's environment: that is the user's to write, and to keep private.
+Its own node knows them: from its cgroup, else from slurmd. Never from a process's environment: that is the user's to
+write, and to keep private.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -73,15 +78,6 @@ def descendants_lister(pid: int) -> Lister:
             return {pid}
 
     return listed
-
-
-def stands_still(pid: int) -> bool:
-    """Whether a process is stopped, by a job's suspension or a signal."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
 
 
 class Members:
@@ -152,3 +148,178 @@ def _alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+# Stopping a job: all processes that Slurm lists for it, again at each look. `scontrol suspend` would give its CPUs to
+# others, and `scancel -s STOP` leaves steps and sessions of their own running.
+
+_PASSES = 4
+"""Processes may start others while they are being stopped."""
+_SETTLES_S = 3.0
+"""Kernels that were launched before a stop run to their end."""
+_RENEWALS = 2
+"""So many renewals after a job went on by itself, the queue has surely been looked at since: it is not ending."""
+_STOPPED, _GONE, _UNTOLD = b"Tt", b"ZXx", b"D"
+
+# Lets go whom we hold if we die: the last line names the processes, an empty one none.
+_GUARDIAN = 'while read -r line; do held=$line; done; [ -z "$held" ] || kill -CONT $held 2>/dev/null'
+
+
+class ProcessState(NamedTuple):
+    """Of one process: its state's letter, and when it started (clock ticks after boot)."""
+
+    letter: bytes
+    start: bytes
+
+
+def process_state(pid: int) -> ProcessState | None:
+    """None if there is no such process, or if it is slurmstepd, which is root's and must never stand still."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        name, _, rest = text.partition(b"(")[2].rpartition(b")")
+        if name == b"slurmstepd" and b"\nUid:\t0\t" in Path(f"/proc/{pid}/status").read_bytes():
+            return None
+    except OSError:
+        return None
+    words = rest.split()
+    return ProcessState(words[0], words[19])
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process is stopped, by whomever."""
+    state = process_state(pid)
+    return state is not None and state.letter in _STOPPED
+
+
+@dataclass(slots=True)
+class _Held:
+    """A process that we have told to stop."""
+
+    start: bytes
+    stood: bool = False
+    """Whether it was seen to stand still since."""
+
+
+class JobStop:
+    """Keeps a job standing still while it is ordered to.
+
+    A job that goes on meanwhile may be ending (Slurm sends CONT before TERM), or its owner has let it go on: it is
+    stopped again once the order has been renewed twice, which the helper does for jobs that run.
+    """
+
+    def __init__(self, lister: Lister, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lister = lister
+        self._clock = clock
+        self._held: dict[int, _Held] = {}
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._began_s = self._counted_s = 0.0
+        self._free_until = 0
+        self.stopped_s = 0.0
+        """How long it has stood still by our doing, in all."""
+        self.woken = 0
+        """Looks at which it was found at work in a stop."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether processes stand still by our doing."""
+        return bool(self._held)
+
+    def look(self, ordered: bool, renewals: int, worked: bool = False) -> None:
+        """Do what the order says now. `worked`: its processes have used a GPU since the last look."""
+        if not ordered:
+            self.let_go()
+            return
+        if self._is_awake(worked):
+            self.woken += 1
+            self._free_until = renewals + _RENEWALS
+            self._counted_s = self._clock()  # the time since the last look was no pause
+            self.let_go()
+        if renewals >= self._free_until:
+            self._stop()
+        self._count()
+
+    def let_go(self) -> None:
+        """Everybody whom we stopped goes on."""
+        self._count()
+        for pid, held in self._held.items():
+            if (state := process_state(pid)) is not None and state.start == held.start:
+                _signal(pid, signal.SIGCONT)
+        if self._held:
+            self._held = {}
+            self._tell_guardian(())
+
+    def close(self) -> None:
+        """Let everybody go on, for good."""
+        self.let_go()
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+
+    def _count(self) -> None:
+        now_s = self._clock()
+        if self._held:
+            self.stopped_s += now_s - self._counted_s
+        self._counted_s = now_s
+
+    def _is_awake(self, worked: bool) -> bool:
+        """Whether one of those who stood still does not any more. What waits for a disk tells neither."""
+        awake = False
+        for pid, held in list(self._held.items()):
+            state = process_state(pid)
+            if state is None or state.start != held.start or state.letter in _GONE:
+                del self._held[pid]
+            elif state.letter in _STOPPED:
+                held.stood = True
+            else:
+                awake = awake or (held.stood and state.letter not in _UNTOLD)
+        return awake or (bool(self._held) and worked and self._clock() - self._began_s > _SETTLES_S)
+
+    def _stop(self) -> None:
+        """Stop who does not stand still yet; who was stopped by its owner is left to its owner."""
+        begins = not self._held
+        for _ in range(_PASSES):
+            try:
+                new = self._listed()
+            except (OSError, subprocess.SubprocessError):
+                break  # slurmd restarts: the next look stops who is new
+            # First the guardian: whoever stands still must be let go, whatever becomes of us.
+            if not new or not self._tell_guardian((*self._held, *new)):
+                break
+            self._held |= {pid: _Held(start) for pid, start in new.items()}
+            for pid in new:
+                _signal(pid, signal.SIGSTOP)
+        for pid, held in self._held.items():
+            if not held.stood:
+                _signal(pid, signal.SIGSTOP)
+        if begins and self._held:
+            self._began_s = self._counted_s = self._clock()
+            while self._clock() < self._began_s + 0.1 and not all(map(stands_still, self._held)):
+                time.sleep(0.005)  # a stop takes effect when its process is next to run
+
+    def _listed(self) -> dict[int, bytes]:
+        """The job's processes that run and are not held yet, with their start times."""
+        pids = set(self._lister()) - self._held.keys()
+        found = {pid: state for pid in pids if (state := process_state(pid)) is not None}
+        return {pid: state.start for pid, state in found.items() if state.letter not in _STOPPED + _GONE}
+
+    def _tell_guardian(self, pids: Collection[int]) -> bool:
+        """Whether it knows now whom to let go."""
+        try:
+            if self._guardian is None:
+                argv = ["/bin/sh", "-c", _GUARDIAN]
+                self._guardian = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
+            assert self._guardian.stdin is not None
+            self._guardian.stdin.write(b"%s\n" % b" ".join(b"%d" % pid for pid in pids))
+            self._guardian.stdin.flush()
+        except OSError:
+            self._guardian = None
+            return False
+        return True
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return  # it is gone, or a setuid program beside a sampler that is not root's

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_gpushare.node.measure import Measurement
+from slurm_gpushare.node.measure import Identity, Measurement
 from slurm_gpushare.node.processes import Members, descendants_lister
-from slurm_gpushare.node.run import Identity
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.record import Closed, Record, RecordKind, Scope
 from slurm_gpushare.protocol.record_json import NODE

@@ -3,30 +3,32 @@
     python -m slurm_gpushare.node.sampler JOB NODE GPUS
 
 GPUS may be empty where Slurm did not say: the sampler then looks for the job's processes on the node's cards.
-It writes an interim record every InterimSeconds and a final one at the end. Whatever fails here (NVML, munge,
-a full disk) costs numbers, never the job.
+It writes an interim record every InterimSeconds and a final one at the end, and keeps the job standing still while the
+helper's order says so. Whatever fails here (NVML, munge, a full disk) costs numbers, never the job.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import random
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from slurm_gpushare.node.dcgm import map_job
 from slurm_gpushare.node.delivery import SpoolError, send_record
-from slurm_gpushare.node.measure import AFTER_PROFILE, Measurement
-from slurm_gpushare.node.nvml import CardSearch
-from slurm_gpushare.node.processes import Members, cgroup_lister, scontrol_lister
-from slurm_gpushare.node.run import Identity
+from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement
+from slurm_gpushare.node.nvml import Bounded, CardSearch, Stuck
+from slurm_gpushare.node.processes import JobStop, Members, cgroup_lister, scontrol_lister
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.record import Closed, RecordKind
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
+from slurm_gpushare.protocol.stop_orders import BelievedOrder, StopOrder, order_file, read_order
 
 _END = (signal.SIGTERM, signal.SIGINT)
 _GONE_S = 300.0  # no process of the job for so long: its epilog has been missed
@@ -37,6 +39,8 @@ _BETWEEN_LOOKS_S = 1.0
 _BETWEEN_MAPPINGS_S = 5.0
 _GROWTH_S = 1.0  # between two records that tell of growing memory
 _RETRY_S = 5.0
+_ORDER_LIMIT_S = 2.0  # a file system that does not answer has no order for us
+_SEND_LIMIT_S = 10.0  # ... and must not keep a job standing still
 _RETRIES = 24  # a final record waits two minutes for a spool that is full or away
 
 
@@ -56,7 +60,15 @@ class Sampler:
         self._job_id = job_id
         self._node = node
         self._state = NodeState.of(config.state_dir, node)
-        self._members = Members(lambda: (cgroup_lister(job_id) or scontrol_lister(job_id, node))())
+
+        def lister() -> set[int]:
+            return (cgroup_lister(job_id) or scontrol_lister(job_id, node))()
+
+        self._members = Members(lister)
+        self._stop = JobStop(lister)
+        self._order = BelievedOrder()
+        self._orders, self._deliveries = Bounded(), Bounded()
+        self._stopped_before: frozenset[int] = frozenset()
         self._gpus = gpus
         self._mapped = set(gpus)  # what the prolog has told DCGM
         self._started_s = time.time()
@@ -72,7 +84,10 @@ class Sampler:
         gpus = self._gpus or self._find_cards()
         if gpus:
             self._measurement = self._measure(gpus)
-            self._sample()
+            try:
+                self._sample()
+            finally:
+                self._stop.close()
             self._finish(self._ended_s())
 
     def _measure(self, gpus: Sequence[int]) -> Measurement:
@@ -122,7 +137,7 @@ class Sampler:
         search, next_look, look_until = CardSearch(self._members), last_seen, last_seen + _SEARCH_S
         while self._state.is_wanted(self._job_id):
             began = time.monotonic()
-            measurement.step()
+            turned = self._obey()
             if measurement.members.processes:
                 last_seen, self._last_seen_s = began, time.time()
             elif began - last_seen > _GONE_S:
@@ -135,16 +150,42 @@ class Sampler:
             if measurement.profiling and self._state.epoch_is_over(self._job_id):
                 measurement.close_profile(Closed.EPOCH)
             # Nothing fences memory: when it grows the helper must know at once whether the two still fit.
-            if began >= next_record or (began - last_record >= _GROWTH_S and measurement.memory_grew()):
+            news = turned or (began - last_record >= _GROWTH_S and measurement.has_news)
+            if began >= next_record or news:
                 last_record, next_record = began, began + interim_s
                 self._write(RecordKind.INTERIM)
-            period = config.sample_s * (1 if measurement.profiling else AFTER_PROFILE)
-            pause = began + min(period, config.interim_s) - time.monotonic()
-            if signal.sigtimedwait(_END, max(0.001, pause)):
+            if signal.sigtimedwait(_END, max(0.001, began + self._until_next_look_s() - time.monotonic())):
                 break
 
+    def _until_next_look_s(self) -> float:
+        """Nobody can tell when a look comes, or a job could stand still for it."""
+        often = self._measurement.profiling or self._measurement.begins_to_share
+        period_s = min(self._config.sample_s * (1 if often else AFTER_PROFILE), self._config.interim_s)
+        return period_s * random.uniform(0.5, 1.5)
+
+    def _obey(self) -> bool:
+        """Take a look, and stand still or go on as the helper has ordered. Whether the job has stopped or gone on."""
+        before = self._stop.holds, self._stop.woken
+        stopped: frozenset[int] = frozenset()
+        if self._config.records_to == "spool" and (self._stop.holds or self._measurement.has_neighbours):
+            stopped = self._order.jobs(self._read_order())
+        self._measurement.step(stopped | self._stopped_before)
+        self._stop.look(self._job_id in stopped, self._order.renewals, self._measurement.worked)
+        self._stopped_before = stopped
+        after = self._stop.holds, self._stop.woken
+        if before != after:
+            self._log(f"{'stands still' if after[0] else 'goes on'}, {after[1]} times woken by others")
+        return before != after
+
+    def _read_order(self) -> StopOrder | None:
+        path, user = order_file(self._config.spool_dir, self._node), self._config.slurm_user
+        try:
+            return self._orders.call(lambda: read_order(path, user), _ORDER_LIMIT_S)
+        except Stuck:
+            return None
+
     def _map_further_cards(self, search: CardSearch) -> None:
-        """Tell DCGM of cards that the prolog was not told of; only a list of one card may lack some (dcgm.py)."""
+        """Tell DCGM of cards that the prolog was not told of; only a list of one card may lack some."""
         directory = self._config.dcgm_job_mapping_dir
         if directory is None or len(self._gpus) != 1 or self._config.gpus_per_node < 2:
             return
@@ -167,11 +208,15 @@ class Sampler:
         """Spool a record for each card; False, and a line in the log, if one could not be."""
         try:
             for record in self._measurement.records(kind, end_s):
-                send_record(record, self._config)
+                told = replace(record, stopped_s=round(self._stop.stopped_s, 3), woken=self._stop.woken)
+                self._deliveries.call(partial(send_record, told, self._config), _SEND_LIMIT_S)
         except SpoolError as error:
             self._log(str(error))
-            return False
-        return True
+        except Stuck:
+            self._log(f"no record can be left: {self._config.records_to} has not answered for {_SEND_LIMIT_S:g} s")
+        else:
+            return True
+        return False
 
     def _finish(self, ended_s: float) -> None:
         for _ in range(_RETRIES):
@@ -266,6 +311,49 @@ class NodeState:
         self.epoch_file(job_id).unlink(missing_ok=True)
         for registration in self.root.glob(f"gpus/*/{job_id}"):
             registration.unlink(missing_ok=True)
+
+
+# DCGM's job mapping: a file for each card, a line for each job on it. Prolog and epilog write it (prolog/common.sh).
+#
+# A prolog is not told all cards of a job that has several whole ones: where each card has a type of its own, Slurm from
+# 23.11 on sets SLURM_JOB_GPUS to those of the last type. The sampler sees on which cards the job's processes are.
+
+
+_MAPPING_LOCK = ".gpushare.lock"  # the prolog's too
+_MAPPING_LOCK_S = 0.2
+
+
+def map_job(directory: Path, job_id: int, gpus: Collection[int], runs: Callable[[], bool]) -> bool:
+    """Add the job to the files of these cards; False if another writer was in the way, and it should be tried again.
+
+    `runs`: whether the epilog has not come yet. It says so before it takes the job's lines away, under the same lock.
+    """
+    with os.fdopen(os.open(directory / _MAPPING_LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
+        if not _lock_mapping(lock.fileno()):
+            return False
+        if not runs():
+            return True
+        for gpu in gpus:
+            path = directory / str(gpu)
+            lines = path.read_text().splitlines() if path.exists() else []
+            if str(job_id) not in lines:
+                # In place, and readable: exporters watch the file itself.
+                path.write_text("".join(f"{line}\n" for line in [*lines, str(job_id)]))
+                path.chmod(0o644)
+    return True
+
+
+def _lock_mapping(lock: int) -> bool:
+    end = time.monotonic() + _MAPPING_LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
 
 
 if __name__ == "__main__":

@@ -35,6 +35,20 @@ def replace_text(path: Path, text: str, mode: int = 0o644, *, sync: bool = False
         draft.write_text(text, encoding="utf-8")
 
 
+def overwrite_line(path: Path, text: str) -> None:
+    """Write one line in place, in one call, so that a reader never sees half of it; blank what a longer line left.
+
+    In place, since a client of NFS asks the server again when it opens a file that it knows, while a new name may stay
+    hidden from it for half a minute.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        line = f"{text}\n".encode("ascii")
+        os.pwrite(handle, line.ljust(os.fstat(handle).st_size, b"\n"), 0)
+    finally:
+        os.close(handle)
+
+
 # Files that root makes for SlurmUser: an administrator's command must not lock the helper out of its own files.
 
 

@@ -14,6 +14,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 MAX_NEIGHBOURS = 256
+ENOUGH = 20
+"""The mean of so many samples of a run says what this run does, better than what earlier ones did."""
 MAX_CURVE_POINTS = 64
 NEARLY = 0.95
 """As fast as the fastest, for all that one epoch can tell."""
@@ -137,6 +139,10 @@ class Record:
     """Whether the card's compute mode admits a single process, so that nobody can share it."""
     gpus: int = 1
     """Of a gang: on how many GPUs of the node it was, all measured as one; `gpu_index` is the first of them."""
+    stopped_s: float = 0.0
+    """How long the job stood still by the helper's orders. It counts neither as alone nor as shared."""
+    woken: int = 0
+    """How often the sampler found it at work meanwhile: somebody else had let it go on, or it is ending."""
     cpu_curve: tuple[CpuSpeed, ...] = ()
     """Only in a user's own record: what ``gpushare profile --cpus`` has measured."""
 

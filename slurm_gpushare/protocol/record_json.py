@@ -154,6 +154,8 @@ def _body(record: Record) -> dict[str, Any]:
         body["one_process"] = True
     if record.gpus > 1:
         body["gpus"] = record.gpus
+    if record.stopped_s or record.woken:
+        body |= {"stopped_s": record.stopped_s, "woken": record.woken}
     if record.cpu_curve:
         body["cpu_curve"] = [[point.cpus, point.speed] for point in record.cpu_curve]
     return body
@@ -164,7 +166,7 @@ _AS_THEY_ARE = (
     "closed",
 )  # fmt: skip
 _REQUIRED = {"v", *_AS_THEY_ARE, "features", "profile", "alone", "shared", "neighbours"}
-_OPTIONAL = frozenset({"token", "one_process", "gpus", "cpu_curve"})
+_OPTIONAL = frozenset({"token", "one_process", "gpus", "stopped_s", "woken", "cpu_curve"})
 _FEATURE_LIMITS = {item.name: ANY if item.name.endswith("_mib") else PERCENT for item in fields(Features)}
 _SLACK = 1e-6  # sums of floats
 _MOST_SAMPLES = 2**40
@@ -274,6 +276,8 @@ def parse_record(line: str | bytes) -> Record:
         token=text(body["token"], "token", TOKEN) if "token" in body else None,
         one_process=body.get("one_process") is True,
         gpus=whole(body["gpus"], "gpus", 255) if "gpus" in body else 1,
+        stopped_s=number(body.get("stopped_s", 0.0), "stopped_s"),
+        woken=whole(body.get("woken", 0), "woken", 2**31),
         cpu_curve=_cpu_curve(body["cpu_curve"]) if "cpu_curve" in body else (),
     )
     _check_whole(record, body)
@@ -290,6 +294,8 @@ def _check_whole(record: Record, body: Mapping[str, Any]) -> None:
         raise bad("end_s", "is before start_s")
     if record.alone.shared_s or record.shared.alone_s:
         raise bad("alone, shared", "contradict themselves")
+    if record.scope is Scope.COMMAND and (record.stopped_s or record.woken):
+        raise bad("stopped_s, woken", "are in a record of a user's")
     if record.scope is Scope.JOB:
         for name in ("token", "cpu_curve"):
             if getattr(record, name):

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_gpushare.node import nvml, sampler
-from slurm_gpushare.node.dcgm import map_job
 from slurm_gpushare.node.delivery import SpoolError
+from slurm_gpushare.node.measure import Identity, RunSoFar
 from slurm_gpushare.node.nvml import CardSearch, NvmlError
-from slurm_gpushare.node.sampler import Sampler
-from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.node.sampler import Sampler, map_job
+from slurm_gpushare.protocol.record import Record, RecordKind
 from slurm_gpushare.protocol.settings import Config, parse_config
 
 JOB, START_S = 7, 1_800_000_000.0
@@ -61,6 +61,10 @@ class FewProcesses:
         return (1,) if self._clock.now < self._until_s else ()
 
 
+def record(end_s: float) -> Record:
+    return RunSoFar(Identity(JOB, "n0", 0), START_S).record(RecordKind.INTERIM, end_s)
+
+
 def run_sampler(
     config: Config,
     clock: Clock,
@@ -82,9 +86,10 @@ def run_sampler(
         written.append(record)
 
     measurement = SimpleNamespace(
-        step=lambda: None, profiling=False, close_profile=lambda why: None, memory_grew=lambda: False
-    )
-    measurement.records = lambda kind, end_s=None: [SimpleNamespace(end_s=clock.time() if end_s is None else end_s)]
+        step=lambda stopped: None, profiling=False, close_profile=lambda why: None, has_news=False, worked=False,
+        has_neighbours=False, begins_to_share=False,
+    )  # fmt: skip
+    measurement.records = lambda kind, end_s=None: [record(clock.time() if end_s is None else end_s)]
     monkeypatch.setattr(sampler.signal, "sigtimedwait", wait)
     monkeypatch.setattr(sampler, "send_record", send)
     under_test = Sampler(config, JOB, "n0", [0])

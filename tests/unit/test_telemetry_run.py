@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_gpushare.node.measure import Identity, RunSoFar
 from slurm_gpushare.node.nvml import CardSample, ProcessLoad
-from slurm_gpushare.node.run import Identity, RunSoFar
-from slurm_gpushare.protocol.record import Closed, RecordKind
+from slurm_gpushare.protocol.record import ENOUGH, Closed, RecordKind
 from slurm_gpushare.protocol.record_json import encode_record, parse_record
 
 OWN, OTHER, UNKNOWN = 100, 200, 300
@@ -52,15 +52,46 @@ def test_shared_only_the_job_s_own_processes_count() -> None:
 
 
 def still(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
-    monkeypatch.setattr("slurm_gpushare.node.run.stands_still", lambda pid: pid in pids)
+    monkeypatch.setattr("slurm_gpushare.node.measure.stands_still", lambda pid: pid in pids)
 
 
-@pytest.mark.parametrize("paused", [OWN, OTHER])
-def test_while_one_side_is_paused_only_the_memory_counts(monkeypatch: pytest.MonkeyPatch, paused: int) -> None:
-    still(monkeypatch, paused)
-    record = run_of(SHARED, SHARED, neighbours=(7,)).record(RecordKind.INTERIM, 1010.0)
+@pytest.mark.parametrize("at_rest", [OWN, OTHER])
+def test_while_one_side_is_at_rest_only_the_memory_counts(monkeypatch: pytest.MonkeyPatch, at_rest: int) -> None:
+    still(monkeypatch, at_rest)
+    loads = SHARED.processes or {}
+    sample = replace(SHARED, processes=loads | {at_rest: replace(loads[at_rest], sm_pct=0.0)})
+    record = run_of(sample, sample, neighbours=(7,)).record(RecordKind.INTERIM, 1010.0)
     assert (record.alone_s, record.shared_s, record.profile.stats) == (0, 0, {})
     assert record.features.mem_used_mib == 4096
+
+
+@pytest.mark.parametrize("at_look", [OWN, OTHER])
+def test_who_stops_itself_for_a_look_counts_with_what_it_used(monkeypatch: pytest.MonkeyPatch, at_look: int) -> None:
+    still(monkeypatch, at_look)
+    record = run_of(SHARED, SHARED, neighbours=(7,)).record(RecordKind.INTERIM, 1010.0)
+    assert record.shared_s == 2
+    assert record.shared.stats["proc_sm_pct"].mean == 45
+
+
+def test_what_the_helper_stopped_counts_nowhere() -> None:
+    run = RunSoFar(Identity(1, "gpu0", 0), start_s=1000.0)
+    run.add_cards([SHARED], OWNS, (7,), 1.0, stopped=True)
+    record = run.record(RecordKind.INTERIM, 1010.0)
+    assert (record.alone_s, record.shared_s, record.profile.stats) == (0, 0, {})
+
+
+def test_a_new_neighbour_is_looked_at_often_until_there_is_enough_for_a_verdict() -> None:
+    run = run_of(ALONE)
+    assert not run.begins_to_share
+    for number in range(ENOUGH):
+        run.add_cards([SHARED], OWNS, (7,), 1.0)
+        assert (run.begins_to_share, run.has_news) == (True, False), number
+    run.add_cards([SHARED], OWNS, (7,), 1.0)
+    assert (run.begins_to_share, run.has_news) == (False, True), "a record is due"
+    run.record(RecordKind.INTERIM, 1010.0)
+    assert not run.has_news
+    run.add_cards([SHARED], OWNS, (8,), 1.0)
+    assert run.begins_to_share, "the next one is a pair of its own"
 
 
 @pytest.mark.parametrize("ours", [True, False])
