@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpushare_lab.forms import GpusSeen, TrialJobs, forms
 from gpushare_lab.testbed.configuration import PARTITION, UNMANAGED_PARTITION, version
 from gpushare_lab.testbed.layout import GPU_MODEL, Shape
 from gpushare_lab.testbed.reset import idle_nodes, reset
 from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.protocol.errors import Exit, GpushareError
-from slurm_gpushare.site.request_forms import Answer, GpusSeen, TrialJobs, forms
+from slurm_gpushare.site.hook_checks import Answer
 
 USER = "games"
 Break = Callable[[Testbed], None]

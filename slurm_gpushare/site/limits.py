@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.site.current_setup import SiteSetup
-from slurm_gpushare.site.finding import Finding, check, failed, passed, warned
+from slurm_gpushare.site.finding import LINE, Finding, check, failed, passed, warned
 from slurm_gpushare.slurm import values
-
-_CONFIGURE = "Run 'gpushare configure' for the line."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ def accounting(facts: SiteSetup, config: Config) -> Iterator[Finding]:
         found = "slurmdbd does not answer: no reports, and limits were not checked"
         yield warned(found, "Start slurmdbd.", "accounting")
     if missing := {"gres/gpu", "gres/shard"} - set(facts.words("AccountingStorageTRES")):
-        yield failed(f"AccountingStorageTRES lacks {', '.join(sorted(missing))}", _CONFIGURE)
+        yield failed(f"AccountingStorageTRES lacks {', '.join(sorted(missing))}", LINE)
     else:
         yield passed("gres/gpu and gres/shard")
     if typed := _by_model(facts.words("AccountingStorageTRES"), config):
@@ -50,7 +48,7 @@ def limits(facts: SiteSetup, config: Config) -> Iterator[Finding]:
         partition = facts.partition(name)
         weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
         for found in _price_faults(weights, config):
-            yield failed(f"partition {name} bills {found}", _CONFIGURE, "billing")
+            yield failed(f"partition {name} bills {found}", LINE, "billing")
     for found in _price_faults(values.tres(facts.config.get("PriorityWeightTRES", "")), config):
         fix = "Count gres/gpu, and gres/shard with its share."
         yield failed(f"PriorityWeightTRES counts {found}", fix, "priority")

@@ -23,7 +23,6 @@ from slurm_gpushare.slurm.nodes import (
     suspends_by_itself,
 )
 
-_CONFIGURE = "Run 'gpushare configure' for the line."
 _CLOCK_SLACK_S = 5.0
 _SLOW_S = 60.0
 """Slurm's own intervals of scheduling are shorter; a job that we placed waits for the next pass."""

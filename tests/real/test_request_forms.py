@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from gpushare_lab.forms import Form, GpusSeen, TrialJobs, forms
 from gpushare_lab.testbed.configuration import PARTITION, UNMANAGED_PARTITION, version
 from gpushare_lab.testbed.layout import GPU_MODEL, Shape
 from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import USER, home_of, write_hook_file
 
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.site.request_forms import Answer, Form, GpusSeen, TrialJobs, forms
+from slurm_gpushare.site.hook_checks import Answer
 
 
 def brief(testbed: Testbed) -> list[Form]:
@@ -73,9 +74,9 @@ def test_nor_without_any_other_file_of_ours(testbed: Testbed) -> None:
     assert differences(try_on(testbed, brief(testbed))) == []
 
 
-def test_doctor_says_what_a_user_sees(testbed: Testbed) -> None:
+def test_the_command_says_what_a_user_sees(testbed: Testbed) -> None:
     write_hook_file(testbed)
-    command = [sys.executable, "-m", "slurm_gpushare", "doctor", "--end-to-end", "--brief", "--json"]
+    command = [sys.executable, "-m", "gpushare_lab", "forms", "--brief", "--json"]
     done = testbed.run(command, user=USER, cwd=home_of(testbed), timeout_s=300)
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert {finding["level"] for finding in found.values()} == {"pass"}

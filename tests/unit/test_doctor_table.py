@@ -12,11 +12,11 @@ from world import NEW, NOW, node
 
 from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import Config, parse_config
-from slurm_gpushare.site import request_forms
+from slurm_gpushare.site import hook_checks
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
-from slurm_gpushare.site.request_forms import Answer, tag_of_a_job
-from slurm_gpushare.site.script_checks import SCRIPT_CHECKS
+from slurm_gpushare.site.hook_checks import HOOK_CHECKS, Answer, tag_of_a_job
+from slurm_gpushare.site.prolog_checks import PROLOG_CHECKS
 from slurm_gpushare.site.site_files import ModelNodes, lua_script
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.slurm.accounting import parse_limits
@@ -68,7 +68,7 @@ class Site:
         self.has(limits=tuple(parse_limits("qos", f"normal|||||||{tres}||")))
 
     def findings(self) -> list[Finding]:
-        checks = (*SLURM_CHECKS, *SCRIPT_CHECKS)
+        checks = (*SLURM_CHECKS, *HOOK_CHECKS, *PROLOG_CHECKS)
         return [item for check in checks for item in check(self.facts, self.config) if item.level is not Level.PASS]
 
 
@@ -269,5 +269,5 @@ def test_a_held_job_says_what_the_running_slurmctld_does(
 
 def test_before_the_helpers_first_start_no_job_is_tried(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.ours(hook_file=site.etc / "none")
-    monkeypatch.setattr(request_forms, "run_here", None)
+    monkeypatch.setattr(hook_checks, "run_here", None)
     assert tag_of_a_job(site.facts, site.config) == []

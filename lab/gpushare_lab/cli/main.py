@@ -17,6 +17,7 @@ class LabGroup(product.LazyGroup):
     _COMMANDS = {  # noqa: RUF012 - a Mapping, never changed
         "characterize": "Characterise public workloads as the paper does.",
         "demo": "Show jobs sharing GPUs on a throw-away Slurm.",
+        "forms": "Try every way to ask for GPUs on this cluster.",
         "replay": "Run a trace on a real Slurm with emulated GPUs.",
         "scenarios": "Put promises to the test on a real Slurm with emulated GPUs.",
         "simulate": "Run our policy and its peers on the same jobs.",

@@ -6,8 +6,7 @@ import os
 import subprocess
 
 import pytest
-
-from slurm_gpushare.site.request_forms import _PROBE, _outcome
+from gpushare_lab.forms import _PROBE, _outcome
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Doctor's checks of the scripts that Slurm runs: those in Lua, without which nobody's ``gpu:MODEL`` is understood, and
-the prologs. What stands in a comment is no call."""
+"""Doctor's checks of prolog, epilog, task prolog and EpilogSlurmctld, and of the sampler that they start. What stands
+in a comment is no call."""
 
 from __future__ import annotations
 
@@ -8,43 +8,26 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.site.current_setup import SiteSetup
-from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
-from slurm_gpushare.site.site_files import lua_script
+from slurm_gpushare.site.finding import (
+    LINE,
+    WRITE,
+    Check,
+    Finding,
+    check,
+    failed,
+    is_there,
+    passed,
+    read_or_empty,
+    warned,
+)
 from slurm_gpushare.slurm.nodes import completing_stops_everybody
 
-_WRITE = "Run 'gpushare configure --write'."
-_LINES = "Run 'gpushare configure' for the lines."
 # A command by its whole path, at the start of a line of a shell script.
 _COMMAND = re.compile(r"(?m)^[ \t]*(?:exec[ \t]+|source[ \t]+|\.[ \t]+)?(/[^\s;|&<>\"'$`()]+)")
 _PYTHON = re.compile(r"(?m)^export GPUSHARE_PYTHON=(/\S+)")
-_DOFILE = re.compile(r"""dofile\s*[(,]\s*["']([^"']+)["']""")
 _SHELL_COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
-_LUA_TEXT_OR_COMMENT = re.compile(
-    r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|--\[(=*)\[.*?\]\2\]|--[^\n]*""", re.DOTALL
-)
-_TAKES_BACK = re.compile(r"admin_comment\s*=[^=]|function\s+slurm_job_submit\b|slurm_job_submit\s*=[^=]")
-
-
-def read_or_empty(path: Path) -> str:
-    """A file's text; empty where there is none to read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file exists, as far as this user can tell."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def is_executable(path: Path) -> bool:
@@ -53,91 +36,6 @@ def is_executable(path: Path) -> bool:
         return bool(path.stat().st_mode & 0o111)
     except OSError:
         return True
-
-
-def without_comments(lua: str) -> str:
-    """A Lua script as it is run."""
-    return _LUA_TEXT_OR_COMMENT.sub(lambda found: found[1] or " ", lua)
-
-
-@check("hook")
-def hook(facts: SiteSetup, config: Config) -> Iterator[Finding]:
-    """job_submit: the plugin, our script, and LuaSQL for its Lua. Only slurmctld reads the script."""
-    if "lua" not in {word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")}:
-        found = f"JobSubmitPlugins lacks lua: no job is tagged, and requests for gpu:{config.gpu_models[0]} fail"
-        yield failed(found, "Set JobSubmitPlugins=lua.")
-    elif facts.is_controller:
-        yield from _lua_faults(facts, config, "job_submit.lua", "slurmctld does not start without it")
-        own = without_comments(facts.files.get("job_submit.lua", ""))
-        calls = list(_DOFILE.finditer(own))
-        ours = [call.end() for call in calls if "gpushare" in call[1]]
-        if ours and (later := _TAKES_BACK.search(own, ours[-1])):
-            yield failed(
-                f"{facts.etc / 'job_submit.lua'} has '{later[0].strip()}' after the line that runs ours: our tag is "
-                "overwritten, or never written",
-                "Move our lines to the end of the script: its functions then have the first word, and ours the last.",
-            )
-    yield from _lua_sqlite(facts)
-
-
-@check("cli-filter")
-def cli_filter(facts: SiteSetup, config: Config) -> Iterator[Finding]:
-    """The client filter, in everybody's sbatch and srun."""
-    if "lua" in {word.removeprefix("cli_filter/") for word in facts.words("CliFilterPlugins")}:
-        yield from _lua_faults(facts, config, "cli_filter.lua", "sbatch, srun and salloc fail without it")
-    else:
-        yield warned(
-            "no client filter: srun with --gpus=1 fails inside shared jobs, "
-            f"with gpu:{config.gpu_models[0]} everywhere, and --comment=gpushare:NAME is not turned into a token",
-            "Run 'gpushare configure' for the line.",
-        )
-
-
-def _lua_faults(facts: SiteSetup, config: Config, name: str, loss: str) -> Iterator[Finding]:
-    """That the script is there, runs ours, is whole, of this release, and knows the nodes that share."""
-    own = facts.files.get(name)
-    if own is None:
-        yield failed(f"{facts.etc / name} is missing or cannot be read: {loss}", _WRITE)
-        return
-    called = _called_lua(own)
-    if absent := [path for path in called if not path.is_file()]:
-        yield failed(f"{facts.etc / name} runs {absent[0]}, which is missing", _WRITE)
-        return
-    texts = [own, *map(read_or_empty, called)]
-    whole = lua_script(resource_dir("lua_bridge"), name, facts.models_of_nodes(config.partitions, config.gpu_models))
-    if whole in texts:
-        yield passed(f"{name} is this release's, for these nodes")
-    elif not any("gpushare" in without_comments(text) for text in texts):
-        but = ": the lines are there, in a comment" if "gpushare" in own else ""
-        yield failed(f"{facts.etc / name} does not call us{but}", _LINES)
-    elif any(text and whole.startswith(text.rstrip()) for text in texts):
-        yield failed(f"{name} is cut off: {loss}", _WRITE)
-    else:
-        yield warned(f"{name} was written by another release, or for other nodes or another GPU model", _WRITE)
-
-
-def lua_files(facts: SiteSetup, name: str) -> list[Path]:
-    """A Lua script beside slurm.conf, and those of ours that it runs."""
-    own = facts.files.get(name)
-    return [] if own is None else [facts.etc / name, *_called_lua(own)]
-
-
-def _called_lua(text: str) -> list[Path]:
-    return [Path(path) for path in _DOFILE.findall(without_comments(text)) if "gpushare" in path]
-
-
-def _lua_sqlite(facts: SiteSetup) -> Iterator[Finding]:
-    plugin = Path(facts.config.get("PluginDir", "").split(":")[0]) / "job_submit_lua.so"
-    version = re.search(rb"liblua-?(5\.\d)", plugin.read_bytes()) if plugin.is_file() else None
-    if version is None:
-        return  # not the controller
-    number = version[1].decode()
-    roots = map(Path, ("/usr/lib", "/usr/lib64", "/usr/local/lib"))
-    if any(path for root in roots for path in root.glob(f"**/lua/{number}/luasql/sqlite3.so")):
-        yield passed(f"LuaSQL for Lua {number}, which slurmctld's plugin uses", "luasql")
-    else:
-        found = f"slurmctld's Lua {number} has no luasql.sqlite3: every job goes untagged"
-        yield failed(found, "Install lua-sql-sqlite3 (Debian) or luasql for that Lua.", "luasql")
 
 
 _KEYS = (
@@ -155,16 +53,16 @@ def prologs(facts: SiteSetup, _: Config) -> Iterator[Finding]:
         absent = [called for path in ours for called in called_scripts(path) if not is_there(called)]
         named = [Path(word) for word in facts.scripts(key) if "gpushare" in word and "*" not in word]
         if gone := [path for path in named if not is_there(path)]:
-            yield failed(f"{key}={gone[0]} is missing: {without}", _WRITE, name)
+            yield failed(f"{key}={gone[0]} is missing: {without}", WRITE, name)
         elif inert := [path for path in ours if not is_executable(path)]:
             yield failed(f"{inert[0]} is not executable: {without}", f"Run 'chmod 755 {inert[0]}'.", name)
         elif not ours:
             where = _in_a_comment(facts, key)
-            yield failed(f"{key} does not call us{where}: {loss}", "Run 'gpushare configure' for the line.", name)
+            yield failed(f"{key} does not call us{where}: {loss}", LINE, name)
         elif absent:
-            yield failed(f"{key} runs {absent[0]}, which is missing: {loss}", _WRITE, name)
+            yield failed(f"{key} runs {absent[0]}, which is missing: {loss}", WRITE, name)
         elif idle := [path for path in ours if "gpushare" in path.name and not _COMMAND.search(_as_run(path))]:
-            yield failed(f"{idle[0]} runs nothing: {loss}", _WRITE, name)
+            yield failed(f"{idle[0]} runs nothing: {loss}", WRITE, name)
         elif key == "Prolog" and (no_python := [path for path in _pythons(ours) if not is_there(path)]):
             found = f"GPUSHARE_PYTHON={no_python[0]} in the prolog does not exist here: nothing is sampled"
             yield failed(found, "Install slurm-gpushare there, or run 'gpushare configure --write' anew.")
@@ -173,7 +71,7 @@ def prologs(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     if not {"Alloc", "Contain"} & set(facts.words("PrologFlags")):
         yield failed(
             "PrologFlags has no Alloc: the prolog runs at a job's first step, after what it should have measured",
-            "Run 'gpushare configure' for the line.",
+            LINE,
             "prolog-flags",
         )
 
@@ -245,7 +143,7 @@ def hold_setup(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     scripts = [Path(script) for script in facts.scripts("EpilogSlurmctld")]
     ours = [path for path in scripts if "gpushare" in path.name] if facts.is_controller else []
     if absent := [path for path in ours if not is_there(path)]:
-        yield failed(f"EpilogSlurmctld={absent[0]} is missing: slurmctld may not start again without it", _WRITE)
+        yield failed(f"EpilogSlurmctld={absent[0]} is missing: slurmctld may not start again without it", WRITE)
         return
     if inert := [path for path in ours if not is_executable(path)]:
         found = f"EpilogSlurmctld={inert[0]} is not executable: slurmctld may not start again"
@@ -268,4 +166,4 @@ def hold_setup(facts: SiteSetup, config: Config) -> Iterator[Finding]:
         yield passed(f"EpilogSlurmctld calls us; a card is kept for {config.epilog_hold_s:g} s at the most")
 
 
-SCRIPT_CHECKS: tuple[Check, ...] = (hook, cli_filter, prologs, sampler, hold_setup)
+PROLOG_CHECKS: tuple[Check, ...] = (prologs, sampler, hold_setup)

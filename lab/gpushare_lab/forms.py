@@ -6,24 +6,20 @@ Slurm without us, and `tests/real/test_request_forms.py` sees them again.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.protocol.settings import Config, load_config
-from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.protocol.tokens import new_token
-from slurm_gpushare.site.current_setup import SiteSetup, collect, gpu_count
-from slurm_gpushare.site.finding import Finding, check, failed, passed, warned
-from slurm_gpushare.site.script_checks import is_there
+from slurm_gpushare.protocol.settings import load_config
+from slurm_gpushare.site.current_setup import collect, gpu_count
+from slurm_gpushare.site.finding import Finding, failed, passed, warned
+from slurm_gpushare.site.hook_checks import TRIAL_NAME, Run, run_here, tag_of_a_job
 from slurm_gpushare.slurm.commands import connect
 
 _FORMS = """\
@@ -154,7 +150,6 @@ class GpusSeen:
         return self.outcome == self.form.expected
 
 
-NAME = "gpushare-trial"
 # A number for each script or task, whatever the GPUs are called: indices, UUIDs, or Slurm's word for none. Then what
 # tells its GPUs from another's: where cgroups hide devices each may be called 0, but only its own can be opened.
 _COUNT = 'n=$(echo "$CUDA_VISIBLE_DEVICES" | tr , "\\n" | grep -c "[0-9]")'
@@ -162,40 +157,7 @@ _OPEN = 'd=-; for f in /dev/nvidia[0-9]*; do (: <"$f") 2>/dev/null && d="$d${f#/
 _PROBE = f'{_COUNT}; {_OPEN}; echo "@KIND@=$n ${{SLURMD_NODENAME:--}} $d ${{CUDA_VISIBLE_DEVICES:--}}"'
 _LINE = re.compile(r"^(script|task)=(\d+) (\S+) (\S+) (\S+)$", re.MULTILINE)
 SAME = "(same)"
-_AROUND = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
 _AT_ONCE = 4  # of the interactive ones
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A command's exit code and words."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def last_line(self) -> str:
-        """Of its words on stderr."""
-        return next((line.strip() for line in reversed(self.err.splitlines()) if line.strip()), "")
-
-
-Run = Callable[[Sequence[str], float], Answer]
-"""Runs a command as some user, within a time in seconds; code 124 where that was too short."""
-
-
-def run_here(argv: Sequence[str], timeout_s: float) -> Answer:
-    """As the user who runs us, without what an outer job has set."""
-    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(_AROUND)}
-    try:
-        done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=timeout_s
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Answer(124, "", "")
-    except OSError as why:
-        return Answer(127, "", f"{argv[0]}: {why.strerror}")
-    return Answer(done.returncode, done.stdout, done.stderr)
 
 
 class TrialJobs:
@@ -204,7 +166,7 @@ class TrialJobs:
     def __init__(self, run: Run, directory: Path, *, extra: Sequence[str] = (), timeout_s: float = 300.0) -> None:
         self._run = run
         self._directory = directory  # the jobs write here, so that nodes must see it
-        self._common = ["--time=2", f"--job-name={NAME}", *extra]
+        self._common = ["--time=2", f"--job-name={TRIAL_NAME}", *extra]
         self._timeout_s = timeout_s
 
     def try_forms(self, wanted: Sequence[Form]) -> list[GpusSeen]:
@@ -290,7 +252,7 @@ def _outcome(text: str) -> str:
 
 
 def try_all(partition: str | None, account: str | None, wait_s: float, brief: bool) -> Iterator[Finding]:
-    """``doctor --end-to-end``: every form, as the user who asks, in a directory below the current one."""
+    """Every form, as the user who asks, in a directory below the current one."""
     facts, config = collect(connect()), load_config()
     partition = partition or next(iter(config.partitions), None)
     if partition is None or facts.partition(partition) is None:
@@ -304,7 +266,7 @@ def try_all(partition: str | None, account: str | None, wait_s: float, brief: bo
     gpus = min((gpu_count(node) for node in nodes), default=0)
     if len(nodes) < 2 or gpus < 2:
         found = f"{partition} has no two nodes of two GPUs"
-        yield warned(found, "Some forms cannot work here.", "end-to-end")
+        yield warned(found, "Some forms cannot work here.", "forms")
     other = next((name for node in nodes for name in node.partitions if name != partition), None)
     release = (facts.release.year, facts.release.month)
     wanted = [form for form in forms(model, gpus, partition, other, release) if form.brief or not brief]
@@ -324,7 +286,7 @@ def findings(seen: Sequence[GpusSeen]) -> Iterator[Finding]:
         elif one.outcome == "waits":
             yield warned(sees, "Try again when GPUs are idle, or with a longer --wait.", str(one.form))
         else:
-            fix = "Run 'gpushare doctor' without --end-to-end: it says what is wrong with the set-up."
+            fix = "Run 'gpushare doctor': it says what is wrong with the set-up."
             yield failed(f"{sees}; without us: {_in_words(one.form.expected)}", fix, str(one.form))
 
 
@@ -332,37 +294,3 @@ def _in_words(outcome: str) -> str:
     if outcome.startswith(("waits", "refused")) or not outcome:
         return outcome or "it said nothing"
     return f"sees {outcome} GPU" + ("" if outcome == "1" else "s")
-
-
-@check("tag")
-def tag_of_a_job(facts: SiteSetup, config: Config, extra: Sequence[str] = (), run: Run = run_here) -> Iterator[Finding]:
-    """A job with our word, held and cancelled at once: what the running slurmctld makes of it, and not what files say.
-
-    Nothing is tried where the answer is known: no helper has ever run, or sharing is off.
-    """
-    partition = facts.partition(next(iter(config.partitions), ""))
-    if partition is None or config.policy == "off" or not is_there(config.hook_file):
-        return
-    token = new_token()
-    where = extra or [f"--partition={partition.name}"]
-    submitted = run(
-        ["sbatch", "--parsable", "--hold", f"--comment=gpushare:{token}", "--gres=gpu:1", "--time=1",
-         f"--job-name={NAME}", "--output=/dev/null", *where, "--wrap=true"], 30.0,
-    )  # fmt: skip
-    if submitted.code:
-        found = f"no job could be submitted to see whether it is tagged: {submitted.last_line}"
-        yield warned(found, "Run 'gpushare doctor --end-to-end' as an ordinary user: it looks too.")
-        return
-    job = re.split(r"[;\n]", submitted.out)[0]
-    said = run(["squeue", "-h", "-j", job, "-O", "admin_comment:0"], 30.0).out.strip()
-    run(["scancel", job], 30.0)
-    tag = parse_tag(said)
-    if tag is not None and tag.token == token:
-        yield passed("a job with our word is tagged by the running slurmctld")
-    else:
-        instead = f"its AdminComment is '{said[:40]}'" if said not in {"", "(null)"} else submitted.last_line
-        yield failed(
-            f"a job with our word came through the running slurmctld without our tag: {instead or 'nobody says why'}",
-            "job_submit.lua must run ours, and nothing after it may write admin_comment; see slurmctld's log for "
-            "'gpushare'. A slurmctld that started with a broken script goes on with the one before.",
-        )
