@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from slurm_gpushare.helper.plan import plan
-from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, Occupant, PendingJob, Snapshot, Workload
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.protocol.policy import PolicySettings
 
@@ -28,30 +28,28 @@ def snapshot(pending: int, gpus: int, tokens: int) -> Snapshot:
     def duration_s() -> float:
         return float(np.exp(random.normal(7.5, 1.8)))
 
+    def workload(run_s: float) -> Workload:
+        token, cluster = names[random.integers(tokens)], int(random.integers(3))
+        return Workload(
+            token, cluster, mem_used_mib=int(random.integers(1000, 9000)), limit_s=3 * run_s, expected_s=run_s
+        )
+
     def occupant(i: int) -> Occupant:
         run_s = 10 * duration_s() + 3600
         return Occupant(
             f"r{i}",
-            names[random.integers(tokens)],
-            cluster=int(random.integers(3)),
-            mem_used_mib=int(random.integers(1000, 9000)),
+            workload(run_s),
             start_s=now_s - run_s * random.uniform(0, 0.9),
-            limit_s=3 * run_s,
-            expected_s=run_s,
         )
 
     def job(i: int) -> PendingJob:
         run_s = duration_s()
         return PendingJob(
             f"p{i}",
-            names[random.integers(tokens)],
-            cluster=int(random.integers(3)),
-            mem_used_mib=int(random.integers(1000, 9000)),
+            workload(run_s),
             cpus=int(random.choice([2, 4, 8])),
             node_mem_mib=8000,
             partitions=frozenset(["gpu" if random.random() < 0.8 else "debug"]),
-            limit_s=3 * run_s,
-            expected_s=run_s,
             eligible_s=now_s - 600,
         )
 
@@ -66,7 +64,7 @@ def snapshot(pending: int, gpus: int, tokens: int) -> Snapshot:
         ),
         nodes={node.name: node for node in nodes},
         pending=tuple(job(i) for i in range(pending)),
-        mean_duration_s=2500.0,
+        mean_duration_s={1: 2500.0},
     )
 
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from slurm_gpushare.helper.changer import as_changed
 from slurm_gpushare.helper.changes import Change
 from slurm_gpushare.helper.plan import plan
-from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot
+from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot, Workload
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
@@ -184,36 +184,24 @@ class Flat:
 
 def occupant(key: str = "r", **changes: Any) -> Occupant:
     """A resident of 10 000 s that has run for 1000."""
-    usual = Occupant(
-        key,
-        "gs-r",
-        cluster=2,
-        user="ann",
-        account="physics",
-        mem_used_mib=8000,
-        start_s=NOW - 1000,
-        limit_s=30_000,
-        expected_s=10_000,
-    )
-    return replace(usual, **changes)
+    usual = Workload("gs-r", 2, user="ann", account="physics", mem_used_mib=8000, limit_s=30_000, expected_s=10_000)
+    return changed(Occupant(key, usual, start_s=NOW - 1000), **changes)
 
 
 def pending(key: str = "p", **changes: Any) -> PendingJob:
     """A short job that fits everywhere."""
-    usual = PendingJob(
-        key,
-        "gs-p",
-        cluster=0,
-        user="bob",
-        account="biology",
-        mem_used_mib=4000,
-        cpus=4,
-        node_mem_mib=1000,
-        limit_s=600,
-        expected_s=300,
-        eligible_s=NOW - 60,
-    )
-    return replace(usual, **changes)
+    usual = Workload("gs-p", 0, user="bob", account="biology", mem_used_mib=4000, limit_s=600, expected_s=300)
+    return changed(PendingJob(key, usual, cpus=4, node_mem_mib=1000, eligible_s=NOW - 60), **changes)
+
+
+WORKLOAD = {item.name for item in fields(Workload)}
+AnyJob = TypeVar("AnyJob", Occupant, PendingJob)
+
+
+def changed(job: AnyJob, **changes: Any) -> AnyJob:
+    """The same with other values, of the job or of its workload."""
+    own = {name: changes.pop(name) for name in WORKLOAD & changes.keys()}
+    return replace(job, workload=replace(job.workload, **own), **changes)
 
 
 def card(*occupants: Occupant, node: str = "n1", index: int = 0, **changes: Any) -> Gpu:
@@ -228,12 +216,13 @@ def decide(
     settings: PolicySettings = SETTINGS,
     **changes: Any,
 ) -> Plan:
-    snapshot = Snapshot(NOW, tuple(gpus), {node.name: node for node in nodes}, tuple(jobs), mean_duration_s=2000.0)
+    room = {node.name: node for node in nodes}
+    snapshot = Snapshot(NOW, tuple(gpus), room, tuple(jobs), mean_duration_s={1: 2000.0, 2: 2000.0})
     return plan(replace(snapshot, **changes), knowledge or Flat(), settings)
 
 
 def places(got: Plan) -> dict[str, tuple[str, int, How]]:
-    return {p.key: (p.node, p.index, p.how) for p in got.placements}
+    return {p.key: (p.place.node, p.place.first, p.how) for p in got.placements}
 
 
 def only(got: Plan) -> Placement:

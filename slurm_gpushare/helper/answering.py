@@ -157,9 +157,10 @@ class Answerer:
             if not wanted:
                 return
             decided = plan(view.snapshot, helper.knowledge, helper.settings)
-            answer.fresh = read_again(self._slurm, [item.key for item in decided.placements if item.node in wanted])
+            here = [item for item in decided.placements if item.place.node in wanted]
+            answer.fresh = read_again(self._slurm, [item.key for item in here])
             for node in sorted(wanted):
-                if not self._place([item for item in decided.placements if item.node == node], view, answer):
+                if not self._place([item for item in decided.placements if item.place.node == node], view, answer):
                     break
                 self._let_go(node, answer)
 
@@ -183,7 +184,7 @@ class Answerer:
         """Write the placements; False if one of the jobs has moved on, so that the plan must be made anew."""
         helper = self._helper
         for placement in placements:
-            card = GpuAddress(placement.node, placement.index)
+            card = GpuAddress(placement.place.node, placement.place.first)
             first = placement.how in (How.ALONE, How.UNSHARED) and card in answer.emptied
             outcome = helper.place(placement, view, answer.outcomes, answer.fresh)
             if outcome is Outcome.DONE and first:

@@ -152,7 +152,7 @@ class RecentView:
 
     def __init__(self) -> None:
         self._seen: TickFacts | None = None
-        self._mean_s: tuple[float | None, float | None] = (None, None)
+        self._mean_s: Mapping[int, float] = {}
         self._nodes: dict[str, Node] = {}
         self._jobs: dict[str, Job] = {}
         self._keys: dict[int, str] = {}
@@ -165,7 +165,7 @@ class RecentView:
         """Take over what a tick has just seen. What was heard or done since it asked Slurm still holds."""
         heads = {job.key for job in view.snapshot.pending[:HEADS]}
         self._seen = seen
-        self._mean_s = view.snapshot.mean_duration_s, view.snapshot.mean_gang_s
+        self._mean_s = view.snapshot.mean_duration_s
         self._nodes = dict(view.nodes)
         self._jobs = {
             key: job
@@ -220,5 +220,4 @@ class RecentView:
             list(self._jobs.values()), list(self._nodes.values()), seen.reservations, config, seen.facts, now_s,
             seen.tiers,
         )  # fmt: skip
-        mean_s, gang_s = self._mean_s
-        return replace(found, snapshot=replace(found.snapshot, mean_duration_s=mean_s, mean_gang_s=gang_s))
+        return replace(found, snapshot=replace(found.snapshot, mean_duration_s=self._mean_s))

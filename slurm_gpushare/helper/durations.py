@@ -7,6 +7,8 @@ pessimistic ends decide about promises, the middle about gains. Helper and simul
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
+from slurm_gpushare.helper.snapshot import Occupant, PendingJob, Snapshot
 from slurm_gpushare.protocol.policy import PolicySettings
 
 Floats = NDArray[np.float64]
@@ -171,3 +174,47 @@ class Ahead:
 def longest_guest_s(mean_duration_s: float, settings: PolicySettings) -> float:
     """Guests are short: a long one would hold for days a lane that hundreds of short ones could pass through."""
     return np.inf if settings.objective == "saving" else settings.express_factor * mean_duration_s
+
+
+# How long the jobs submitted lately are: what "short" means for a guest.
+
+
+HALF_LIFE_JOBS = 1000
+
+
+def mean_duration_s(snapshot: Snapshot, width: int) -> float:
+    """What plan and reasons go by: the mean of the jobs submitted lately, else of those in the snapshot."""
+    if width in snapshot.mean_duration_s:
+        return snapshot.mean_duration_s[width]
+    known = [s for of, s in _expected_s(snapshot).values() if of == width and math.isfinite(s)]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _expected_s(snapshot: Snapshot) -> dict[str, tuple[int, float]]:
+    """Widths and expected durations of the sharers that wait or run, by key."""
+    jobs: list[PendingJob | Occupant] = [*snapshot.pending, *(job for gpu in snapshot.gpus for job in gpu.occupants)]
+    return {job.key: (job.workload.width, job.workload.expected_s) for job in jobs if job.workload.token is not None}
+
+
+class RecentDurations:
+    """A running mean of expected durations for each width, each job counted once, old ones fading.
+
+    The jobs in one snapshot alone would mislead: short ones come and go between two looks, long ones stay.
+    """
+
+    def __init__(self) -> None:
+        self._seen: frozenset[str] = frozenset()
+        self._weight: defaultdict[int, float] = defaultdict(float)
+        self._sum_s: defaultdict[int, float] = defaultdict(float)
+
+    def mean_s(self, snapshot: Snapshot) -> Mapping[int, float]:
+        """By width, the mean after this look, of those of which a job with a known duration was seen."""
+        durations = _expected_s(snapshot)
+        keep = 0.5 ** (1.0 / HALF_LIFE_JOBS)
+        for key in durations.keys() - self._seen:
+            width, expected_s = durations[key]
+            if math.isfinite(expected_s):
+                self._weight[width] = self._weight[width] * keep + 1.0
+                self._sum_s[width] = self._sum_s[width] * keep + expected_s
+        self._seen = frozenset(durations)
+        return {width: self._sum_s[width] / weight for width, weight in self._weight.items()}

@@ -76,31 +76,38 @@ def _sharing_token(job: Job, facts: QueueFacts) -> str | None:
 def _occupant(share: CardShare, model: str, facts: QueueFacts, now_s: float) -> snap.Occupant:
     job, token = share.job, _sharing_token(share.job, facts)
     workload = facts.on(model, token)
-    expected_s, spread = expectation(job, workload)
     shared = facts.sharing.get(job.raw_id, SharingCost())
     return snap.Occupant(
         key=job.key,
-        token=token,
-        cluster=workload.cluster if workload.cluster is not None else job.tag.cluster if job.tag else None,
-        user=str(job.uid),
-        account=job.account,
+        workload=_workload(job, token, workload, facts, job.gang or 1),
         whole=share.whole,
-        mem_used_mib=workload.mem_used_mib,
         start_s=job.start_s if job.running else None,
-        limit_s=_number(job.limit_s),
         given_s=job.given_s,
-        may_grow_s=_may_grow_s(job, facts),
-        expected_s=expected_s,
-        expected_spread=spread,
         lost_s=shared.lost_s,
         paused_s=job.paused_s(now_s),
         joined=shared.joined,
-        max_isd_pct=job.tag.max_isd_pct if job.tag else None,
-        gang=job.gang is not None,
     )
 
 
-_STRANGER = snap.Occupant(key="?", token=None, whole=True)
+def _workload(job: Job, token: str | None, known: TokenFacts, facts: QueueFacts, width: int) -> snap.Workload:
+    """The job as far as it is the same whether it waits or runs, with what is `known` of its token on a GPU model."""
+    expected_s, spread = expectation(job, known)
+    return snap.Workload(
+        token=token,
+        cluster=known.cluster if known.cluster is not None else job.tag.cluster if job.tag else None,
+        user=str(job.uid),
+        account=job.account,
+        mem_used_mib=known.mem_used_mib,
+        limit_s=_number(job.limit_s),
+        may_grow_s=_may_grow_s(job, facts),
+        expected_s=expected_s,
+        expected_spread=spread,
+        max_isd_pct=job.tag.max_isd_pct if job.tag else None,
+        width=width,
+    )
+
+
+_STRANGER = snap.Occupant("?", snap.Workload(), whole=True)
 
 
 def _gpu(card: GpuAddress, use: CardUse, node: Node, config: Config, facts: QueueFacts, now_s: float) -> snap.Gpu:
@@ -175,15 +182,6 @@ def _own_type(job: Job) -> str | None:
     return original[0].type or None if original and original[0].name == "shard" else None
 
 
-def _measured(job: Job, token: str | None, facts: QueueFacts) -> dict[str, snap.WorkloadOnModel]:
-    """The job on each GPU model on which its token was measured."""
-    found = {}
-    for model in facts.models_of(token):
-        workload = facts.on(model, token)
-        found[model] = snap.WorkloadOnModel(workload.cluster, workload.mem_used_mib, *expectation(job, workload))
-    return found
-
-
 def _gpus_wanted(job: Job, gpus_per_node: int) -> int:
     """On all of its nodes together; all of a node's, where it wants the node entirely (--exclusive)."""
     gpus = sum(gres.count for gres in job.gres if gres.name == "gpu") or job.gang or (1 if job.shard else 0)
@@ -198,20 +196,15 @@ def _pending(job: Job, now_s: float, config: Config, facts: QueueFacts) -> snap.
     if not (ours or gpus):
         return None
     token = _sharing_token(job, facts) if ours else None
-    measured = _measured(job, token, facts)
-    known = (
-        next(iter(measured.values())) if measured else snap.WorkloadOnModel(None, None, *expectation(job, TokenFacts()))
-    )
+    width = (job.gang or 1) if ours else 1
+    measured = {name: _workload(job, token, facts.on(name, token), facts, width) for name in facts.models_of(token)}
+    known = next(iter(measured.values())) if measured else _workload(job, token, TokenFacts(), facts, width)
     own_type = _own_type(job)
     wanted = job.tag.nodes if job.tag and job.tag.nodes else job.wanted_nodes
     return snap.PendingJob(
         key=job.key,
-        token=token,
-        cluster=known.cluster if known.cluster is not None else job.tag.cluster if job.tag else None,
-        user=str(job.uid),
-        account=job.account,
+        workload=known,
         gpus=max(1, gpus),
-        mem_used_mib=known.mem_used_mib,
         cpus=job.cpus,
         node_mem_mib=job.mem_mib,
         partitions=frozenset(job.partitions),
@@ -221,18 +214,12 @@ def _pending(job: Job, now_s: float, config: Config, facts: QueueFacts) -> snap.
         gpu_model=facts.own_name(model_of_type(own_type)) if own_type else None,
         nodes_excluded=facts.avoid.get(job.key, frozenset()) | frozenset(job.excluded_nodes),
         reservation=job.reservation or None,
-        limit_s=_number(job.limit_s),
-        may_grow_s=_may_grow_s(job, facts),
-        expected_s=known.expected_s,
-        expected_spread=known.expected_spread,
         eligible_s=float(min(job.eligible_s, int(now_s)) if job.eligible_s else job.submit_s),
-        max_isd_pct=job.tag.max_isd_pct if job.tag else None,
-        gang=ours and job.gang is not None,
         measured=measured if _must_choose(measured, facts) else None,
     )
 
 
-def _must_choose(measured: Mapping[str, snap.WorkloadOnModel], facts: QueueFacts) -> bool:
+def _must_choose(measured: Mapping[str, snap.Workload], facts: QueueFacts) -> bool:
     """Whether it matters which GPU model the job gets: not where one is shared and the job was measured on it."""
     shared = set(facts.own_names.values())
     return bool(measured) and (len(shared) > 1 or not shared <= measured.keys())

@@ -12,7 +12,7 @@ from dataclasses import replace
 from slurm_gpushare.helper.explain import SHADOW, shadowed
 from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.occupancy import token_of
-from slurm_gpushare.helper.snapshot import Placement, Snapshot
+from slurm_gpushare.helper.snapshot import Occupant, Placement, Snapshot
 from slurm_gpushare.helper.tagging import one_card
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.slurm.queue import Job
@@ -40,10 +40,11 @@ def as_if_shareable(job: Job, shards_per_gpu: int) -> Job:
 
 def with_open_cards(snapshot: Snapshot) -> Snapshot:
     """The same where jobs of known workloads have half of their card: it is whole only because nobody shares."""
-    gpus = tuple(
-        replace(gpu, occupants=tuple(replace(job, whole=job.whole and job.token is None) for job in gpu.occupants))
-        for gpu in snapshot.gpus
-    )
+
+    def open_(job: Occupant) -> Occupant:
+        return replace(job, whole=job.whole and job.workload.token is None)
+
+    gpus = tuple(replace(gpu, occupants=tuple(open_(job) for job in gpu.occupants)) for gpu in snapshot.gpus)
     return replace(snapshot, gpus=gpus)
 
 

@@ -1,6 +1,6 @@
-"""What the plan sees: GPUs, nodes and the queue at one instant, as frozen dataclasses.
+"""What the plan reads (`Snapshot`) and what it gives (`Plan`), as frozen dataclasses.
 
-Times are unix seconds, durations seconds. A *sharer* is a job with a token that holds part of a card;
+Times are unix seconds, durations seconds. A *sharer* is a job with a token that holds part of its place;
 everything else on a card holds it whole.
 """
 
@@ -10,29 +10,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GpuPlace:
+    """A place: a node and some of its cards. A job for one card has one of them, a gang all that its node has."""
+
+    node: str
+    cards: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """The card by which the place is known in tags and records."""
+        return self.cards[0]
+
+    def __str__(self) -> str:
+        """``n7:2``, of several cards ``n7:0-3``."""
+        return f"{self.node}:{self.first}" + (f"-{self.cards[-1]}" if len(self.cards) > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is known of a job whether it waits or runs, on one GPU model."""
+
+    token: str | None = None  # None: did not opt in; nobody may join it
+    cluster: int | None = None
+    user: str = ""
+    account: str = ""
+    mem_used_mib: int | None = None  # peak GPU memory of its profile; None: unknown
+    limit_s: float = FOREVER  # time limit, counted from the start
+    may_grow_s: float = FOREVER  # how much longer its partition lets that limit become
+    expected_s: float = FOREVER  # expected run time alone, from start to end: the middle
+    expected_spread: float = 0.0  # standard deviation of its logarithm; 0: known exactly
+    max_isd_pct: float | None = None  # the owner's own cap (gpushare:TOKEN,max=10)
+    width: int = 1  # cards of one node that make up its place
+
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
     """A job on a GPU: running, or placed there by us and not yet started (`start_s` is None)."""
 
     key: str
-    token: str | None  # None: did not opt in; nobody may join it
-    cluster: int | None = None
-    user: str = ""
-    account: str = ""
+    workload: Workload
     whole: bool = False  # holds all of the card
-    mem_used_mib: int | None = None  # peak GPU memory of its profile; None: unknown
     start_s: float | None = None
-    limit_s: float = float("inf")  # time limit, counted from the start
-    given_s: float = 0.0  # part of that limit which we added, for time lost
-    may_grow_s: float = float("inf")  # how much longer its partition lets that limit become
-    expected_s: float = float("inf")  # expected run time alone, from start to end: the middle
-    expected_spread: float = 0.0  # standard deviation of its logarithm; 0: known exactly
+    given_s: float = 0.0  # part of its limit which we added, for time lost
     lost_s: float = 0.0  # time that neighbours have cost it so far
     paused_s: float = 0.0  # time that it was suspended; it has neither run nor lost anything in it
     joined: bool = False  # started on an occupied card: a guest, under the guest's promise
-    max_isd_pct: float | None = None  # the owner's own cap (gpushare:TOKEN,max=10)
-    gang: bool = False  # has all cards of its node: only another gang may join it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +73,12 @@ class Gpu:
     exclusive_process: bool = False  # compute mode that admits one process only
     occupants: tuple[Occupant, ...] = ()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a sharer is alone here and leaves room for another."""
+        open_ = self.usable and not self.exclusive_process and len(self.occupants) == 1
+        return open_ and self.occupants[0].workload.token is not None and not self.occupants[0].whole
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
@@ -59,17 +91,7 @@ class NodeRoom:
     features: frozenset[str] = frozenset()
     usable: bool = True
     reservation: str | None = None  # active one; only its own jobs may be placed
-    reserved_from_s: float = float("inf")  # start of the next one: jobs that could overlap it stay away
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadOnModel:
-    """What was measured of a workload on one GPU model."""
-
-    cluster: int | None = None
-    mem_used_mib: int | None = None
-    expected_s: float = float("inf")
-    expected_spread: float = 0.0
+    reserved_from_s: float = FOREVER  # start of the next one: jobs that could overlap it stay away
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +99,8 @@ class PendingJob:
     """A job in the queue. Without a token it is not ours: it only takes part through its priority."""
 
     key: str
-    token: str | None
-    cluster: int | None = None
-    user: str = ""
-    account: str = ""
+    workload: Workload
     gpus: int = 1  # all of a node's, for each node that it wants entirely (--exclusive)
-    mem_used_mib: int | None = None
     cpus: int = 1
     node_mem_mib: int = 0
     partitions: frozenset[str] = frozenset()
@@ -92,24 +110,21 @@ class PendingJob:
     gpu_model: str | None = None  # the only GPU model it may have; None: any
     nodes_excluded: frozenset[str] = frozenset()
     reservation: str | None = None
-    limit_s: float = float("inf")
-    may_grow_s: float = float("inf")
-    expected_s: float = float("inf")
-    expected_spread: float = 0.0
     eligible_s: float = 0.0  # since when it waits
-    max_isd_pct: float | None = None
-    gang: bool = False  # wants all `gpus` cards of one node, and may share them with another gang
-    measured: Mapping[str, WorkloadOnModel] | None = None  # by GPU model; None: what is above holds on every model
+    measured: Mapping[str, Workload] | None = None  # by GPU model; None: `workload` holds on every model
 
     def on(self, model: str) -> PendingJob | None:
         """The job as it is on a GPU model; None if it was not measured there: on such a card it runs alone."""
         if self.measured is None:
             return self
         found = self.measured.get(model)
-        return None if found is None else replace(
-            self, cluster=found.cluster, mem_used_mib=found.mem_used_mib, expected_s=found.expected_s,
-            expected_spread=found.expected_spread, measured=None,
-        )  # fmt: skip
+        return None if found is None else replace(self, workload=found, measured=None)
+
+    @property
+    def shares(self) -> bool:
+        """Whether it has opted in, its owner does not want it unshared, and it wants one place."""
+        own = self.workload
+        return own.token is not None and own.max_isd_pct != 0 and own.width == self.gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +137,9 @@ class Snapshot:
     pending: tuple[PendingJob, ...]
     never_together: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     """Sorted pairs of tokens that broke their promise beside each other."""
-    mean_duration_s: float | None = None
-    """Of the jobs submitted lately, long and short; None: as in this snapshot, where the long ones are too many."""
-    mean_gang_s: float | None = None
-    """The same of gangs."""
+    mean_duration_s: Mapping[int, float] = field(default_factory=dict)
+    """By width, of the jobs submitted lately, long and short; else as in this snapshot, where the long ones are too
+    many."""
 
 
 class How(StrEnum):
@@ -153,11 +167,10 @@ class Reasons:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`key` goes to GPU `index` of `node`; a gang to all of the node's, `index` being the first."""
+    """`key` goes to `place`; `partner_key` is the job that has it already."""
 
     key: str
-    node: str
-    index: int
+    place: GpuPlace
     how: How
     partner_key: str | None = None
     reasons: Reasons = Reasons()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from slurm_gpushare.helper.apply import Placements
 from slurm_gpushare.helper.changer import Changer
 from slurm_gpushare.helper.comments import Comments
+from slurm_gpushare.helper.durations import RecentDurations
 from slurm_gpushare.helper.hold import Contest
 from slurm_gpushare.helper.observe import LostShards
 from slurm_gpushare.helper.pairs import Ledger, SpanKeeper
@@ -18,7 +19,6 @@ from slurm_gpushare.helper.profile_check import ConductWatch
 from slurm_gpushare.helper.queue_facts import SiteCache, StoreReader
 from slurm_gpushare.helper.shadow_policy import ShadowRecord
 from slurm_gpushare.helper.watch import Watch
-from slurm_gpushare.helper.whole_gpus import RecentDurations
 from slurm_gpushare.helper.why_left import WaitReasons
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.slurm.commands import Slurm
@@ -35,7 +35,6 @@ class State:
         self.store_facts = StoreReader(store)
         self.site = SiteCache(slurm)
         self.durations = RecentDurations()
-        self.gang_durations = RecentDurations(gangs=True)
         self.lost_shards = LostShards()
         # Pairs that share: since when, what it has cost, what is done about it.
         self.pairs = Ledger(stopwatch)

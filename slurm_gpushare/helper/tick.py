@@ -107,7 +107,7 @@ class Helper:
         report.plan_s = time.monotonic() - planned
         placed = self._place_all(decided, view, report)
         self.state.somebody_waits = not self.places_nobody and any(
-            job.token is not None and job.key not in placed for job in view.snapshot.pending
+            job.workload.token is not None and job.key not in placed for job in view.snapshot.pending
         )
         report.view = view
         report.reasons = self.state.reasons.update(view.snapshot, self.knowledge, self.settings, decided)
@@ -150,9 +150,9 @@ class Helper:
         tiers = self.state.site.tiers(now_s)
         seen = TickFacts(reservations, replace(facts, longest_limit_s=self.state.site.longest_limit_s()), tiers)
         view = observe(jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
-        mean_s, gang_s = self.state.durations.mean_s(view.snapshot), self.state.gang_durations.mean_s(view.snapshot)
+        mean_s = self.state.durations.mean_s(view.snapshot)
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
-        view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s, mean_gang_s=gang_s))
+        view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s))
         with self.lock:
             self.recent.take(view, seen, self._changer.asked_s)
             self.state.contest.settle(view.jobs, view.cards, self._changer.asked_s)
@@ -221,17 +221,17 @@ class Helper:
     ) -> Outcome | None:
         """Send a job to its card; None if this Slurm cannot change its request so. `answer` is as for `Changer`."""
         job = view.jobs[placement.key]
-        node = view.nodes[placement.node]
-        total = node.shards_per_gpu[placement.index]
+        node, first = view.nodes[placement.place.node], placement.place.first
+        total = node.shards_per_gpu[first]
         shards = total if placement.how is How.UNSHARED else max(1, total // 2)
-        card = GpuAddress(placement.node, placement.index)
+        card = GpuAddress(node.name, first)
         guest = placement.how in (How.BESIDE, How.TOGETHER)
         successor = placement.how is How.SUCCEEDS
-        change = place(job, card, node.gpus[placement.index], shards, self._slurm.release, view.now_s, guest, successor)
+        change = place(job, card, node.gpus[first], shards, self._slurm.release, view.now_s, guest, successor)
         if change is None:
             outcomes["unchangeable"] += 1
             return None
-        cards = {GpuAddress(placement.node, index) for index in node.gpus} if job.gang else {card}
+        cards = {GpuAddress(node.name, index) for index in placement.place.cards}
         if answer is None and cards & self.recent.overtaken(self._changer.asked_s)[1]:
             outcomes["place:overtaken"] += 1
             return Outcome.MOVED_ON

@@ -1,28 +1,23 @@
 """Which rule keeps a job from sharing: asked for those that the plan left without a place.
 
-The plan only says who is placed. Here its rules are applied one after the other to the cards that the job could
-join, and the one that leaves no card is the reason.
+The plan only says who is placed. Here its rules are applied one after the other to the lanes that the job could join,
+and the one that leaves none is the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from slurm_gpushare.helper.durations import longest_guest_s
-from slurm_gpushare.helper.guest_arrays import (
-    OpenResident,
-    has_room_beside,
-    open_gangs,
-    pair_arrays,
-    residents_by_model,
-)
-from slurm_gpushare.helper.guests import together, within_promise
+from slurm_gpushare.helper.lanes import Asked, PlanInput, Ranked, SiteHalves
+from slurm_gpushare.helper.places import Sites, first_wanting, open_lanes
+from slurm_gpushare.helper.plan import by_model
 from slurm_gpushare.helper.reasons import Code, Reason
+from slurm_gpushare.helper.rules import LONG_GUEST_RULES, RULES, Bools, Offers
 from slurm_gpushare.helper.snapshot import LeftToSlurm, PendingJob, Plan, Snapshot
-from slurm_gpushare.helper.whole_gpus import Bools, Floats, Ints, Sites, first_wanting, mean_duration_s
-from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
+from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import PLACES_NOBODY
 
@@ -39,123 +34,69 @@ def why_left(
 ) -> dict[str, Reason]:
     """The reasons of jobs that the plan left, by key; `taken` are the residents that it gave to others."""
     waits_s = {item.key: item.wait_s for item in left}
-    jobs = [job for job in snapshot.pending if job.key in waits_s]
+    queue = [(rank, job) for rank, job in enumerate(snapshot.pending) if job.key in waits_s]
     if settings.policy in PLACES_NOBODY:
-        return {job.key: Reason(Code(settings.policy), wait_s=waits_s[job.key]) for job in jobs}
-    shapes: dict[object, list[PendingJob]] = {}
-    for job in jobs:
-        shapes.setdefault(_shape(job, settings), []).append(job)
+        return {job.key: Reason(Code(settings.policy), wait_s=waits_s[job.key]) for _, job in queue}
+    shapes: dict[object, list[Ranked]] = {}
+    for rank, job in queue:
+        shapes.setdefault(_shape(job, settings), []).append((rank, job))
     few = list(shapes.values())[:SHAPES]
     # All jobs of one shape get one answer: that of the first of them.
+    view = PlanInput(snapshot, knowledge, settings, Sites(snapshot))
+    asked = [group[0] for group in few if group[0][1].shares]
+    known_s = {rank: np.inf if (wait_s := waits_s[job.key]) is None else wait_s for rank, job in asked}
     answers: dict[str, Reason] = {}
-    for gangs in (False, True):
-        asked = [group[0] for group in few if group[0].max_isd_pct != 0 and group[0].gang is gangs]
-        asked = [job for job in asked if gangs or job.gpus == 1]
-        reasons = _explain(snapshot, knowledge, settings, asked, waits_s, taken, gangs)
-        answers.update((job.key, reason) for job, reason in zip(asked, reasons, strict=True))
+    for width in {job.workload.width for _, job in asked}:
+        answers |= _explained(view, [(rank, job) for rank, job in asked if job.workload.width == width], known_s, taken)
     found: dict[str, Reason] = {}
     for group in few:
-        reason = answers.get(group[0].key, Reason(Code.OWN_CAP, need=0.0, have=None))
-        for job in group:
-            found[job.key] = Reason(reason.code, reason.need, reason.have, waits_s[job.key])
+        reason = answers.get(group[0][1].key, Reason(Code.OWN_CAP, need=0.0, have=None))
+        found |= {job.key: replace(reason, wait_s=waits_s[job.key]) for _, job in group}
     return found
 
 
 def _shape(job: PendingJob, settings: PolicySettings) -> object:
-    owner = None if settings.share_across == "any" else getattr(job, settings.share_across)
-    where = (job.partitions, job.features, job.nodes_wanted, job.nodes_excluded, job.reservation)
-    card = (job.gpus, job.gang, job.gpu_index, job.gpu_model, tuple((job.measured or {}).items()))
-    return (job.token, job.expected_s, job.limit_s, job.max_isd_pct, job.cpus, job.node_mem_mib, owner, where, card)
+    """Equal for jobs that get one answer."""
+    owner = "" if settings.share_across == "any" else getattr(job.workload, settings.share_across)
+    workload = replace(job.workload, user=owner, account="")
+    alike = replace(job, key="", eligible_s=0.0, workload=workload, measured=None)
+    return alike, tuple((job.measured or {}).items())
 
 
-def _explain(
-    snapshot: Snapshot,
-    knowledge: Knowledge | KnowledgeByModel,
-    settings: PolicySettings,
-    jobs: Sequence[PendingJob],
-    waits_s: Mapping[str, float | None],
-    taken: Collection[str],
-    gangs: bool,
-) -> Iterator[Reason]:
-    """Of a job that was measured on several GPU models, the reason on the first that has anybody to join."""
-    single = [OpenResident(i, gpu.occupants[0]) for i, gpu in enumerate(snapshot.gpus) if has_room_beside(gpu)]
-    open_cards = open_gangs(snapshot.gpus) if gangs else single
+def _explained(
+    view: PlanInput, asked: Sequence[Ranked], waits_s: Mapping[int, float], taken: Collection[str]
+) -> dict[str, Reason]:
+    """The reasons of jobs of one width, by key; of several GPU models on the first that has anybody to join."""
+    width = asked[0][1].workload.width
+    wanted = first_wanting(view.sites, enumerate(view.snapshot.pending), width)
     found: dict[str, Reason] = {}
-    for model, residents in residents_by_model(snapshot, open_cards).items():
-        asked = [here for job in jobs if job.key not in found and (here := job.on(model)) is not None]
-        if not asked:
-            continue
-        bench = _Bench(snapshot, known_on(knowledge, model), settings, asked, residents, waits_s)
-        free = np.array([resident.job.key not in taken for resident in residents], bool)
-        found.update((job.key, bench.reason(row, free)) for row, job in enumerate(asked))
-    yield from (found.get(job.key, Reason(Code.NO_PARTNER)) for job in jobs)
+    for model, lanes in by_model(view.snapshot, open_lanes(view.snapshot.gpus, width)).items():
+        here = [(rank, on) for rank, job in asked if job.key not in found and (on := job.on(model)) is not None]
+        if here:
+            halves = SiteHalves(view, Asked(width, here, lanes, wanted, waits_s))
+            rows, columns = halves.open()
+            offers = Offers(scene := halves.scene(rows, columns), rows, columns, scene.waits_s(rows))
+            free = np.array([lane.resident.key not in taken for lane in lanes], bool)
+            found |= {job.key: reason for (_, job), reason in zip(here, _reasons(offers, free), strict=True)}
+    return {job.key: found.get(job.key, Reason(Code.NO_PARTNER)) for _, job in asked}
 
 
-class _Bench:
-    """The rules for some jobs (rows) and all open residents (columns)."""
-
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        knowledge: Knowledge,
-        settings: PolicySettings,
-        jobs: Sequence[PendingJob],
-        residents: Sequence[OpenResident],
-        waits_s: Mapping[str, float | None],
-    ) -> None:
-        self.settings, self.jobs, self.residents = settings, jobs, residents
-        self.sites, self.all = Sites(snapshot), np.arange(len(residents))
-        rank = {job.key: at for at, job in enumerate(snapshot.pending)}
-        wanted = first_wanting(self.sites, enumerate(snapshot.pending), gangs=jobs[0].gang)
-        guests = [(rank[job.key], job) for job in jobs]
-        arrays = pair_arrays(snapshot, knowledge, settings, self.sites, wanted, guests, residents)
-        self.waiting, self.lanes, self.gpus = arrays.waiting, arrays.lanes, arrays.gpus
-        self.terms, self.compatible = arrays.terms, arrays.compatible
-        self.waits_s = [waits_s.get(job.key) for job in jobs]
-        self.longest_s = longest_guest_s(mean_duration_s(snapshot, jobs[0].gang), settings)
-
-    def reason(self, row: int, free: Bools) -> Reason:
-        """The rule that leaves no card for job `row`."""
-        ok = np.ones(len(self.residents), bool)
-        for code, passes, need, have in self._rules(row):
-            if not (ok & passes).any():
-                best = np.min if code is Code.OWN_CAP else np.max
-                return Reason(code, need, None if have is None else float(best(have[ok])))
-            ok &= passes
-        return Reason(Code.OTHERS_FIRST if not (ok & free).any() else Code.NO_GAIN)
-
-    def _rules(self, row: int) -> Iterator[tuple[Code, Bools, float | None, Floats | None]]:
-        """In order: code, the cards that pass, what is needed, what each card offers."""
-        job, settings, lanes, terms = self.jobs[row], self.settings, self.lanes, self.terms
-        rows: Ints = np.array([row])
-        yield Code.PLACE, self.sites.room_for([job], self.gpus)[0], None, None
-        if settings.share_across != "any":
-            own = getattr(job, settings.share_across)
-            same = [getattr(resident.job, settings.share_across) == own for resident in self.residents]
-            yield Code.OWNERS, np.array(same, bool), None, None
-        need_mib = np.inf if job.mem_used_mib is None else float(job.mem_used_mib)
-        free_mib = np.maximum(self.compatible.free_mib, 0.0)
-        yield Code.MEMORY, self.compatible.free_mib >= need_mib, need_mib, free_mib
-        cell = (np.full(len(self.all), self.waiting.kind[row]), lanes.kind)
-        yield Code.FORBIDDEN, terms.can_share[cell], None, None
-        d = float(self.waiting.expected_s[row])
-        if settings.policy == "gpushare":
-            long = np.full(len(self.all), self.longest_s)
-            yield Code.TOO_LONG, d <= long, d, long
-        promised = within_promise(self.waiting.high_s[row], terms, cell, lanes.budget_s, lanes.bears)
-        unknown = bool((terms.explored[cell] & ~promised).any())
-        yield Code.EXPLORATION if unknown else Code.PROMISE, promised, None, None
-        outlives = terms.outlives[cell] * lanes.limit_left_s
-        in_time = (self.waiting.limit_s[row] <= outlives) | (self.waiting.rank[row] <= lanes.wanted_rank)
-        yield Code.PRIORITY, in_time, float(self.waiting.limit_s[row]), np.maximum(outlives, 0.0)
-        yield Code.TIME_LIMIT, self.compatible(rows, self.all)[0], None, None
-        if job.max_isd_pct is not None and job.max_isd_pct < settings.guest_cap_pct:
-            # After the site's own rules: a higher cap helps only where these leave a card.
-            worst_pct = (terms.stay_high[cell] - 1.0) * 100.0
-            yield Code.OWN_CAP, worst_pct <= job.max_isd_pct, float(job.max_isd_pct), worst_pct
-        stay, delay = together(np.array([d]), lanes.left_s, terms, cell)
-        wait_s = self.waits_s[row]
-        yield Code.NO_GAIN, (np.inf if wait_s is None else wait_s) + d - stay - delay > 0.0, None, None
+def _reasons(offers: Offers, free: Bools) -> list[Reason]:
+    """Of each row, the first rule that leaves no lane, or that those left are not `free`."""
+    ok = np.ones((len(offers.rows), len(offers.columns)), bool)
+    found: dict[int, Reason] = {}
+    for rule in RULES if offers.scene.settings.policy == "gpushare" else LONG_GUEST_RULES:
+        passes = ok & rule.mask(offers)
+        stopped = [row for row in np.flatnonzero(~passes.any(axis=1)).tolist() if row not in found]
+        need = rule.need(offers) if stopped and rule.need else None
+        have = np.broadcast_to(rule.have(offers), ok.shape) if stopped and rule.have else None
+        best = np.min if rule.code is Code.OWN_CAP else np.max
+        for row in stopped:
+            offered = None if have is None else float(best(have[row][ok[row]]))
+            found[row] = Reason(rule.code, None if need is None else float(need[row]), offered)
+        ok = passes
+    others = [Reason(Code.NO_GAIN if (row & free).any() else Code.OTHERS_FIRST) for row in ok]
+    return [found.get(row, otherwise) for row, otherwise in enumerate(others)]
 
 
 # The reasons of the jobs that wait, kept between ticks: worked out for new ones at once, for all now and then.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from slurm_gpushare.helper.durations import Ahead, longest_guest_s
-from slurm_gpushare.helper.guests import Candidates, PairRates, Residents, Terms, choose_guests
-from slurm_gpushare.helper.long_guests import Backlog, choose_long_guests, first_long
-from slurm_gpushare.helper.succession import AT_ONCE, ending_first, succeed
-from slurm_gpushare.helper.whole_gpus import expected_waits_s
+from slurm_gpushare.helper.places import expected_waits_s
+from slurm_gpushare.helper.rules import Lanes, PairRates, Scene, Terms, Waiting
+from slurm_gpushare.helper.second_halves import Join, steps
 from slurm_gpushare.knowledge.interference import Interference, Telemetry
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
@@ -128,17 +127,102 @@ class LearnedRates:
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
-    """Jobs with room beside them on their card or node, and those that share already (by job index)."""
+class Places:
+    """Places of one width: jobs with room beside them, and those that share already (by job index)."""
 
     residents: Ints
     first: Ints
     second: Ints
     wanted: int  # place in the queue of the first job that needs these cards whole
+    join: Callable[[int, int], None]
 
 
 def _first(places: Ints, nobody: int) -> int:
     return int(places[0]) if len(places) else nobody
+
+
+class SimulatedHalves:
+    """The second halves of the simulated cluster, while they are handed out (`second_halves.Halves`)."""
+
+    def __init__(self, policy: Gpushare, world: World, queue: Ints, rows: Ints, places: Places) -> None:
+        self.policy, self.world, self.queue, self.ranks, self.places = policy, world, queue, rows, places
+        self.jobs = queue[rows]
+        self.short_s = longest_guest_s(policy.mean_s(bool(policy.wide[self.jobs[0]])), policy.settings)
+        self.all_lanes = len(places.residents)
+        self._held_s = np.minimum(policy.left_s(world, places.first), policy.left_s(world, places.second))
+        self._free = np.ones(self.all_lanes, bool)
+        self._waiting = self._rows_of(self.jobs)
+        self._lanes = self._lanes_of(places.residents)
+
+    def open(self) -> tuple[Ints, Ints]:
+        return np.flatnonzero(self.world.waiting[self.jobs]), np.flatnonzero(self._free)
+
+    def blocks(self) -> Iterable[tuple[Ints, Ints]]:
+        return [self.open()]
+
+    def expected_s(self, rows: Ints) -> Floats:
+        return self._waiting.expected_s[rows]
+
+    def left_s(self, columns: Ints) -> Floats:
+        return self._lanes.left_s[columns]
+
+    def rank(self, row: int) -> int:
+        return int(self.ranks[row])
+
+    def held_s(self) -> Floats:
+        return self._held_s
+
+    def scene(self, rows: Ints, columns: Ints) -> Scene:
+        return Scene(
+            waiting=self._waiting.take(rows),
+            lanes=self._lanes.take(columns),
+            terms=self.policy.seen.terms(),
+            settings=self.policy.settings,
+            short_s=self.short_s,
+            waits_s=lambda some: self._waits_s(self.ranks[rows[some]]),
+        )
+
+    def join(self, rows: Ints, columns: Ints, joins: list[Join]) -> None:
+        for join in joins:
+            job, lane = int(self.jobs[rows[join.guest]]), int(columns[join.lane])
+            self._free[lane] = False
+            self.policy.successor[job] |= join.succeeds
+            self.places.join(job, int(self.places.residents[lane]))
+
+    def _waits_s(self, ranks: Ints) -> Floats:
+        work, durations = self.world.work, self.policy.durations
+        free_in_s = self.policy.left_s(self.world, self.world.first[self.world.first >= 0])
+        ahead = self.queue[: ranks.max() + 1]
+        return expected_waits_s(free_in_s, durations.expected_s[ahead] * work.num_gpus[ahead])[ranks]
+
+    def _rows_of(self, jobs: Ints) -> Waiting:
+        durations, work = self.policy.durations, self.world.work
+        return Waiting(
+            rank=self.ranks,
+            kind=work.profile[jobs],
+            low_s=durations.before.low_s[jobs],
+            expected_s=durations.expected_s[jobs],
+            high_s=durations.before.high_s[jobs],
+            limit_s=durations.limit_s[jobs],
+            waited_s=self.world.now_s - work.submit_s[jobs],
+        )
+
+    def _lanes_of(self, residents: Ints) -> Lanes:
+        world, policy = self.world, self.policy
+        done_s = world.work.duration_s[residents] - world.left_s(residents)
+        lost_s = world.now_s - world.start_s[residents] - done_s
+        ahead = policy.ahead(world, residents)
+        promises, guest = policy.settings.promises, world.guest[residents] & ~policy.successor[residents]
+        promise = np.where(guest, promises.of(guest=True, own_pct=None), promises.of(guest=False, own_pct=None))
+        return Lanes(
+            kind=world.work.profile[residents],
+            budget_s=ahead.budget_s(promise, lost_s),
+            bears=ahead.bears(promise, lost_s),
+            left_s=ahead.left.middle_s,
+            left_high_s=ahead.left.high_s,
+            limit_left_s=policy.durations.limit_s[residents] - done_s,
+            wanted_rank=np.full(len(residents), self.places.wanted),
+        )
 
 
 class Gpushare(Policy):
@@ -162,7 +246,7 @@ class Gpushare(Policy):
         self._sum_expected_s = np.zeros(2)
         self.successor = np.zeros(work.jobs, bool)  # came beside somebody, under a resident's promise
         self._by_expected: Ints | None = None
-        self._wide = (work.num_gpus == work.gpus_per_node) & (work.gpus_per_node > 1) & self.options.share_gangs
+        self.wide = (work.num_gpus == work.gpus_per_node) & (work.gpus_per_node > 1) & self.options.share_gangs
 
     def schedule(self, world: World) -> None:
         self._take_note(world)
@@ -198,118 +282,44 @@ class Gpushare(Policy):
         if arrived > self._arrived:
             new = np.arange(self._arrived, arrived)
             for wide in (0, 1):
-                some = new[self._wide[new] == bool(wide)]
+                some = new[self.wide[new] == bool(wide)]
                 self._came[wide] += len(some)
                 self._sum_expected_s[wide] += self.durations.expected_s[some].sum()
             self._arrived = arrived
 
     def _fill(self, world: World, before_whole: bool = False) -> None:
-        """Fill second halves; then, unless it is `before_whole` cards are handed out, by the long and by successors."""
+        """Fill second halves, of single cards and then of places of several."""
         queue = self._queue(world)
-        need = world.work.num_gpus[queue]
-        several = np.flatnonzero(need > 1)
-        cards = world.halves()
+        several = world.work.num_gpus[queue] > 1
         both = np.flatnonzero((world.second != NOBODY) & ~world.whole)
-        single = np.arange(len(queue)) if len(several) == 0 else np.flatnonzero(need == 1)
-        halves = Halves(world.first[cards], world.first[both], world.second[both], _first(several, len(queue)))
-        self._share(world, queue, single, halves, world.join, before_whole)
-        if self._wide.any():
-            wide = np.flatnonzero(self._wide[queue] & world.waiting[queue])
-            pairs = [(a, b) for a, b in world.gang_pairs() if self._wide[a]]
+        cards = world.halves()
+        needs_whole = _first(np.flatnonzero(several), len(queue))
+        places = Places(world.first[cards], world.first[both], world.second[both], needs_whole, world.join)
+        self._share(world, queue, np.flatnonzero(~several), places, before_whole)
+        if self.wide.any():
+            wide = self.wide[queue] & world.waiting[queue]
+            pairs = [(a, b) for a, b in world.gang_pairs() if self.wide[a]]
             first, second = np.array(pairs, np.int64).reshape(-1, 2).T
-            others = _first(several[~self._wide[queue[several]]], len(queue))
-            halves = Halves(world.lone_gangs(), first, second, others)
-            self._share(world, queue, wide, halves, world.join_gang, before_whole)
+            needs_whole = _first(np.flatnonzero(several & ~self.wide[queue]), len(queue))
+            places = Places(world.lone_gangs(), first, second, needs_whole, world.join_gang)
+            self._share(world, queue, np.flatnonzero(wide), places, before_whole)
 
-    def _share(
-        self,
-        world: World,
-        queue: Ints,
-        single: Ints,
-        halves: Halves,
-        join_: Callable[[int, int], None],
-        before_whole: bool,
-    ) -> None:
-        """Let jobs of the queue (by place in it) join those that have room beside them, of one kind of either."""
-        work, durations, residents = world.work, self.durations, halves.residents
-        if len(residents) == 0 or len(single) == 0:
-            return
-        guests = queue[single]
-        waiting = Candidates(
-            rank=single,
-            kind=work.profile[guests],
-            low_s=durations.before.low_s[guests],
-            expected_s=durations.expected_s[guests],
-            high_s=durations.before.high_s[guests],
-            limit_s=durations.limit_s[guests],
-            waited_s=world.now_s - work.submit_s[guests],
-        )
+    def _share(self, world: World, queue: Ints, rows: Ints, places: Places, before_whole: bool) -> None:
+        """Let jobs of the queue (by place in it) join those that have room beside them, of one width."""
+        if len(places.residents) and len(rows):
+            halves = SimulatedHalves(self, world, queue, rows, places)
+            for step in steps(self.settings, before_whole):
+                step(halves)
 
-        def waits_s(some: Ints) -> Floats:
-            free_in_s = self._left_s(world, world.first[world.first >= 0])
-            ahead = queue[: single[some].max() + 1]
-            return expected_waits_s(free_in_s, durations.expected_s[ahead] * work.num_gpus[ahead])[single[some]]
-
-        lanes, terms = self._lanes(world, halves), self.seen.terms()
-        longest_s = longest_guest_s(self._mean_s(bool(self._wide[guests[0]])), self.settings)
-        left_s, other_left_s = self._left_s(world, halves.first), self._left_s(world, halves.second)
-        held_s, cards = np.minimum(left_s, other_left_s), len(residents) + len(halves.first)
-        open_ = np.ones(len(residents), bool)
-
-        def start(job: int, lane: int) -> None:
-            open_[lane] = False
-            join_(job, int(residents[lane]))
-
-        for join in choose_guests(waiting, lanes, terms, self.settings, longest_s, waits_s):
-            start(int(guests[join.guest]), join.lane)
-        if before_whole:
-            return
-        still, free = np.flatnonzero(world.waiting[guests]), np.flatnonzero(open_)
-        long = still[first_long(waiting.expected_s[still], longest_s)]
-        if len(long) and len(free):
-            short = int((waiting.expected_s[still] <= longest_s).sum())
-            backlog = Backlog(longest_s, short, int(waiting.rank[still[0]]), cards, held_s)
-            some, open_lanes = waiting.take(long), lanes.take(free)
-            for join in choose_long_guests(some, open_lanes, terms, self.settings, backlog, waits_s(long)):
-                start(int(guests[long[join.guest]]), int(free[join.lane]))
-        heads, free = np.flatnonzero(world.waiting[guests])[:AT_ONCE], np.flatnonzero(open_)
-        if len(heads) == 0 or len(free) == 0:
-            return
-        ending = free[ending_first(lanes.left_s[free])]
-        for join in succeed(waiting.take(heads), lanes.take(ending), terms, self.settings, longest_s, waits_s(heads)):
-            job = int(guests[heads[join.guest]])
-            self.successor[job] = True
-            start(job, int(ending[join.lane]))
-
-    def _mean_s(self, wide: bool) -> float:
+    def mean_s(self, wide: bool) -> float:
         """Mean expected duration of the jobs that came so far: of gangs, or of the others."""
         return float(self._sum_expected_s[int(wide)] / max(1, self._came[int(wide)]))
 
-    def _lanes(self, world: World, halves: Halves) -> Residents:
-        residents = halves.residents
-        done_s = world.work.duration_s[residents] - world.left_s(residents)
-        lost_s = world.now_s - world.start_s[residents] - done_s
-        ahead = self._ahead(world, residents)
-        promise = self._promise_pct(world, residents)
-        return Residents(
-            kind=world.work.profile[residents],
-            budget_s=ahead.budget_s(promise, lost_s),
-            bears=ahead.bears(promise, lost_s),
-            left_s=ahead.left.middle_s,
-            left_high_s=ahead.left.high_s,
-            limit_left_s=self.durations.limit_s[residents] - done_s,
-            wanted_rank=np.full(len(residents), halves.wanted),
-        )
-
-    def _promise_pct(self, world: World, jobs: Ints) -> Floats:
-        promises, guest = self.settings.promises, world.guest[jobs] & ~self.successor[jobs]
-        return np.where(guest, promises.of(guest=True, own_pct=None), promises.of(guest=False, own_pct=None))
-
-    def _ahead(self, world: World, jobs: Ints) -> Ahead:
+    def ahead(self, world: World, jobs: Ints) -> Ahead:
         return self.durations.ahead(jobs, world.work.duration_s[jobs] - world.left_s(jobs))
 
-    def _left_s(self, world: World, jobs: Ints) -> Floats:
-        return self._ahead(world, jobs).left.middle_s
+    def left_s(self, world: World, jobs: Ints) -> Floats:
+        return self.ahead(world, jobs).left.middle_s
 
 
 def oracle(work: SimulatedJobs, seed: int = 0, options: Options | None = None) -> Gpushare:

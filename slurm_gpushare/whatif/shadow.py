@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_gpushare.helper.guests import PairRates, Terms
+from slurm_gpushare.helper.rules import PairRates, Terms
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config

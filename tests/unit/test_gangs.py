@@ -96,9 +96,9 @@ def view(*jobs: Job, used: str = HALVES) -> View:
 
 def test_the_snapshot_says_who_is_a_gang() -> None:
     snapshot = view(on_node("7"), gang("8")).snapshot
-    assert [(gpu.occupants[0].key, gpu.occupants[0].gang) for gpu in snapshot.gpus] == [("7", True), ("7", True)]
+    assert [(gpu.occupants[0].key, gpu.occupants[0].workload.width) for gpu in snapshot.gpus] == [("7", 2), ("7", 2)]
     (waiting,) = snapshot.pending
-    assert (waiting.gang, waiting.gpus, waiting.token) == (True, 2, TOKEN_A)
+    assert (waiting.workload.width, waiting.gpus, waiting.workload.token) == (2, 2, TOKEN_A)
 
 
 def test_cpus_of_a_gang_that_is_on_its_way_are_booked_once() -> None:
@@ -112,7 +112,7 @@ NODES = (NodeRoom("n1", 64, 100_000), NodeRoom("n2", 64, 100_000))
 
 
 def waiting_gang(key: str = "p", **changes: Any) -> PendingJob:
-    return pending(key, **({"gang": True, "gpus": 2} | changes))
+    return pending(key, **({"width": 2, "gpus": 2} | changes))
 
 
 def gang_on(name: str, *occupants: Occupant, **changes: Any) -> list[Gpu]:
@@ -120,7 +120,7 @@ def gang_on(name: str, *occupants: Occupant, **changes: Any) -> list[Gpu]:
 
 
 def lone(**changes: Any) -> Occupant:
-    return occupant(**({"gang": True} | changes))
+    return occupant(**({"width": 2} | changes))
 
 
 def test_a_gang_joins_a_gang_on_all_its_cards() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.kb_clusters import clusters as model
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
-from slurm_gpushare.helper.snapshot import How, NodeRoom, PendingJob, Snapshot, WorkloadOnModel
+from slurm_gpushare.helper.snapshot import How, NodeRoom, PendingJob, Snapshot, Workload
 from slurm_gpushare.helper.why_left import why_left
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.errors import ConfigError
@@ -29,7 +30,7 @@ from slurm_gpushare.store.workloads import models_of, own_names
 
 A, B = token(1), token(2)
 NODES = {name: NodeRoom(name, 32, 100_000) for name in ("v", "a")}
-SHORT = WorkloadOnModel(cluster=0, mem_used_mib=4000, expected_s=300.0)
+SHORT = Workload("gs-p", cluster=0, mem_used_mib=4000, limit_s=600, expected_s=300.0)
 
 
 class TwoModels(KnowledgeByModel):
@@ -40,7 +41,7 @@ class TwoModels(KnowledgeByModel):
 
 
 def look(*gpus: object, jobs: list[PendingJob]) -> Snapshot:
-    return Snapshot(NOW, tuple(gpus), NODES, tuple(jobs), mean_duration_s=2000.0)  # type: ignore[arg-type]
+    return Snapshot(NOW, tuple(gpus), NODES, tuple(jobs), mean_duration_s={1: 2000.0})  # type: ignore[arg-type]
 
 
 V_RESIDENT = card(occupant("v1"), node="v", model="V100")
@@ -63,7 +64,7 @@ def test_each_model_is_planned_by_its_own_knowledge() -> None:
 
 
 def test_what_a_job_needs_is_taken_from_the_model_of_the_card() -> None:
-    large = WorkloadOnModel(cluster=0, mem_used_mib=15_000, expected_s=300.0)
+    large = replace(SHORT, mem_used_mib=15_000)
     job = pending(measured={"V100": large, "A100": SHORT})
     assert places(plan(look(V_RESIDENT, jobs=[job]), Flat(0.95), SETTINGS)) == {}
     assert places(plan(look(A_RESIDENT, jobs=[job]), Flat(0.95), SETTINGS)) == {"p": ("a", 0, How.BESIDE)}

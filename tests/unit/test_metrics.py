@@ -19,7 +19,7 @@ from slurm_gpushare.cli.main import main
 from slurm_gpushare.helper.explain import placed
 from slurm_gpushare.helper.occupancy import occupancy
 from slurm_gpushare.helper.pauses import LONGEST_PAUSE_S
-from slurm_gpushare.helper.snapshot import How, Placement
+from slurm_gpushare.helper.snapshot import GpuPlace, How, Placement
 from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
@@ -169,7 +169,7 @@ def test_the_last_day_and_the_report_say_the_same_of_a_job(
 def test_a_placement_remembers_the_promise_that_the_owner_asked_for(how: How) -> None:
     """Accounting has the tag, and metrics do without accounting."""
     job = running("1", "n0", "gres/shard:v100_0:1", admin_comment="GS1:c=1;m=10")
-    tag = remembered_tag([placed(job, Placement("1", "n0", 0, how), None, "gpushare", NOW)], NOW)
+    tag = remembered_tag([placed(job, Placement("1", GpuPlace("n0", (0,)), how), None, "gpushare", NOW)], NOW)
     assert tag == Tag(max_isd_pct=10, successor=how is How.SUCCEEDS)
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from world import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, decide, occupant, only, pending, places
+from world import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, changed, decide, occupant, only, pending, places
 
+from slurm_gpushare.helper.durations import RecentDurations
 from slurm_gpushare.helper.snapshot import How, NodeRoom, Plan, Snapshot
-from slurm_gpushare.helper.whole_gpus import RecentDurations
 
 
 def test_an_idle_card_is_taken_before_anything_is_shared() -> None:
@@ -65,7 +65,7 @@ def test_nobody_joins_a_resident_that(resident: dict[str, Any]) -> None:
 def test_nobody_shares_when_a_whole_card_is_free_soon_enough() -> None:
     other = occupant("other", token=None, expected_s=1010.0)  # ends in 10 s; beside "r" the job would take 75 s longer
     assert places(decide([card(occupant()), card(other, index=1)], [pending()])) == NOWHERE
-    later = replace(other, expected_s=2000.0)
+    later = changed(other, expected_s=2000.0)
     assert places(decide([card(occupant()), card(later, index=1)], [pending()])) == BESIDE_RESIDENT
 
 
@@ -150,7 +150,7 @@ def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card
     higher = pending("higher", token=None, gpus=4)
     elsewhere = replace(higher, partitions=frozenset(["other"]))
     assert places(decide([card(resident)], [higher, long_limit])) == NOWHERE
-    assert places(decide([card(resident)], [higher, replace(long_limit, limit_s=11_000)])) == BESIDE_RESIDENT
+    assert places(decide([card(resident)], [higher, changed(long_limit, limit_s=11_000)])) == BESIDE_RESIDENT
     assert places(decide([card(resident)], [long_limit, higher])) == BESIDE_RESIDENT
     assert places(decide([card(resident)], [elsewhere, long_limit])) == BESIDE_RESIDENT
     unshared = pending("higher", max_isd_pct=0.0)
@@ -269,7 +269,7 @@ def test_many_tokens_are_planned_in_blocks() -> None:
     jobs = [pending(f"p{i}", token=f"gs-p{i}") for i in range(700)]
     got = decide(gpus, jobs, [NodeRoom("n1", 10**6, 10**9)])
     assert len(got.placements) == 600
-    assert len({placement.index for placement in got.placements}) == 600
+    assert len({placement.place.first for placement in got.placements}) == 600
 
 
 def test_a_long_job_that_stays_counts_once_among_the_jobs_of_late() -> None:
@@ -278,12 +278,11 @@ def test_a_long_job_that_stays_counts_once_among_the_jobs_of_late() -> None:
         return Snapshot(NOW, (card(occupant("long", expected_s=9000.0)),), {}, jobs)
 
     lately = RecentDurations()
-    assert lately.mean_s(Snapshot(NOW, (), {}, ())) is None
-    assert lately.mean_s(look()) == pytest.approx(9000)
+    assert lately.mean_s(Snapshot(NOW, (), {}, ())) == {}
+    assert lately.mean_s(look())[1] == pytest.approx(9000)
     for short in range(100, 400):
         mean_s = lately.mean_s(look(float(short)))
-    assert mean_s is not None
-    assert mean_s < 300
+    assert mean_s[1] < 300
 
 
 def test_saving_fills_a_second_half_before_it_opens_another_card() -> None:

@@ -70,9 +70,9 @@ def clusters(draw: st.DrawFn) -> tuple[list[Gpu], list[NodeRoom], list[PendingJo
 
 def occupied(gpus: list[Gpu], got: Plan, jobs: dict[str, PendingJob]) -> dict[tuple[str, int], list[int]]:
     """The memory of everybody on each card once the plan has happened."""
-    there = {(gpu.node, gpu.index): [occupant.mem_used_mib or 0 for occupant in gpu.occupants] for gpu in gpus}
+    there = {(gpu.node, gpu.index): [occupant.workload.mem_used_mib or 0 for occupant in gpu.occupants] for gpu in gpus}
     for placement in got.placements:
-        there[placement.node, placement.index].append(jobs[placement.key].mem_used_mib or 0)
+        there[placement.place.node, placement.place.first].append(jobs[placement.key].workload.mem_used_mib or 0)
     return there
 
 
@@ -87,7 +87,7 @@ def assert_room_for_all(gpus: list[Gpu], nodes: list[NodeRoom], got: Plan, jobs:
             assert len(memory) <= 2, "never more than two on a card"
             assert len(memory) == 1 or sum(memory) <= room, "both fit, with headroom"
     for room_there in nodes:
-        here = [jobs[placement.key] for placement in got.placements if placement.node == room_there.name]
+        here = [jobs[placement.key] for placement in got.placements if placement.place.node == room_there.name]
         assert sum(job.cpus for job in here) <= room_there.cpus_free
         assert sum(job.node_mem_mib for job in here) <= room_there.mem_free_mib
 
@@ -102,10 +102,11 @@ def test_every_plan_keeps_its_bounds(scene: tuple[list[Gpu], list[NodeRoom], lis
     assert_room_for_all(gpus, nodes, got, jobs)
     for placement in got.placements:
         job, isd_pct = jobs[placement.key], placement.reasons.guest_isd_pct
-        assert job.token is not None, "only who opted in is placed"
+        assert job.workload.token is not None, "only who opted in is placed"
         if placement.how in JOINS and isd_pct is not None and not placement.reasons.explored:
             cap_pct = SETTINGS.guest_cap_pct if placement.how is not How.SUCCEEDS else SETTINGS.resident_budget_pct
-            assert isd_pct <= min(cap_pct, job.max_isd_pct if job.max_isd_pct is not None else cap_pct) + 1e-6
+            own_pct = job.workload.max_isd_pct
+            assert isd_pct <= min(cap_pct, own_pct if own_pct is not None else cap_pct) + 1e-6
         if placement.reasons.resident_isd_pct is not None and placement.reasons.resident_budget_pct is not None:
             assert placement.reasons.resident_isd_pct <= placement.reasons.resident_budget_pct + 1e-6
 
@@ -119,14 +120,12 @@ def after(
     placed = {placement.key: placement for placement in got.placements}
     later = [
         replace(gpu, occupants=(*gpu.occupants, *(
-            occupant(key, token=jobs[key].token, mem_used_mib=jobs[key].mem_used_mib, start_s=start_s,
-                    expected_s=jobs[key].expected_s, limit_s=jobs[key].limit_s, user=jobs[key].user,
-                    max_isd_pct=jobs[key].max_isd_pct, joined=place.how in JOINS)
-            for key, place in placed.items() if (place.node, place.index) == (gpu.node, gpu.index)
+            replace(occupant(key), workload=jobs[key].workload, start_s=start_s, joined=place.how in JOINS)
+            for key, place in placed.items() if (place.place.node, place.place.first) == (gpu.node, gpu.index)
         )))
         for gpu in gpus
     ]  # fmt: skip
-    used = {node.name: [jobs[key] for key, place in placed.items() if place.node == node.name] for node in nodes}
+    used = {node.name: [jobs[key] for key, place in placed.items() if place.place.node == node.name] for node in nodes}
     rooms = [
         replace(
             node,
@@ -150,7 +149,7 @@ def test_planning_on_its_own_results_moves_nobody_and_comes_to_an_end(
         got = decide(gpus, queue, nodes, Flat(rate))
         assert_room_for_all(gpus, nodes, got, jobs)
         assert not where.keys() & {placement.key for placement in got.placements}, "nobody is placed again"
-        where |= {placement.key: (placement.node, placement.index) for placement in got.placements}
+        where |= {placement.key: (placement.place.node, placement.place.first) for placement in got.placements}
         gpus, nodes, queue = after((gpus, nodes, queue), got, start_s)
         there = {occupant.key: (gpu.node, gpu.index) for gpu in gpus for occupant in gpu.occupants}
         assert {key: there[key] for key in where} == where, "nor moved"
@@ -182,11 +181,11 @@ def written(view: View, got: Plan) -> list[Job]:
     """The queue as Slurm shows it once the plan's changes are in it and nobody has started yet."""
     found = dict(view.jobs)
     for item in got.placements:
-        where = view.nodes[item.node]
-        total = where.shards_per_gpu[item.index]
+        where = view.nodes[item.place.node]
+        total = where.shards_per_gpu[item.place.first]
         shards = total if item.how is How.UNSHARED else total // 2
-        card_there, guest = GpuAddress(item.node, item.index), item.how in (How.BESIDE, How.TOGETHER)
-        change = place(found[item.key], card_there, where.gpus[item.index], shards, NEW, NOW, guest,
+        card_there, guest = GpuAddress(item.place.node, item.place.first), item.how in (How.BESIDE, How.TOGETHER)
+        change = place(found[item.key], card_there, where.gpus[item.place.first], shards, NEW, NOW, guest,
                        item.how is How.SUCCEEDS)  # fmt: skip
         assert change is not None
         fields = change.fields
@@ -212,9 +211,9 @@ def test_what_a_plan_wrote_into_slurm_the_next_one_leaves_where_it_is(
     got = plan(first.snapshot, Flat(rate), SETTINGS)
     second = observe(written(first, got), nodes, [], config, facts, NOW)
     again = plan(second.snapshot, Flat(rate), SETTINGS)
-    placed = {item.key: (item.node, item.index) for item in got.placements}
+    placed = {item.key: (item.place.node, item.place.first) for item in got.placements}
     there = {occupant.key: (gpu.node, gpu.index) for gpu in second.snapshot.gpus for occupant in gpu.occupants}
     assert {key: there.get(key) for key in placed} == placed, "they are expected where they were sent"
     assert not placed.keys() & {item.key for item in (*again.placements, *again.left)}, "and not looked at again"
-    everybody = {**there, **{item.key: (item.node, item.index) for item in again.placements}}
+    everybody = {**there, **{item.key: (item.place.node, item.place.first) for item in again.placements}}
     assert max(Counter(everybody.values()).values(), default=0) <= 2, "nor given a third neighbour"

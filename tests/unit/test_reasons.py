@@ -12,7 +12,7 @@ from world import NOW, SETTINGS, Flat, card, occupant, pending
 
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.reasons import Code, Reason, duration_text, sentence, words
-from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot
+from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot, Workload
 from slurm_gpushare.helper.why_left import REFRESH_S, WaitReasons, why_left
 from slurm_gpushare.protocol.policy import PolicySettings
 
@@ -29,7 +29,7 @@ def reasons(
 ) -> dict[str, Reason]:
     """What is said of the jobs that the plan leaves."""
     room = {"n1": NodeRoom("n1", 32, 100_000)}
-    snapshot = replace(Snapshot(NOW, tuple(gpus), room, tuple(jobs), mean_duration_s=2000.0), **changes)
+    snapshot = replace(Snapshot(NOW, tuple(gpus), room, tuple(jobs), mean_duration_s={1: 2000.0}), **changes)
     decided = plan(snapshot, knowledge or Flat(), settings)
     taken = {placement.partner_key for placement in decided.placements if placement.partner_key}
     return why_left(snapshot, knowledge or Flat(), settings, decided.left, taken)
@@ -50,7 +50,7 @@ def test_too_long_means_longer_than_the_plan_allows() -> None:
     """Where nothing is known of what came lately, the sharers at hand say what is short, also those that run."""
     jobs = [pending(expected_s=9000, limit_s=20_000), pending("x", token=None, expected_s=900_000)]
     others = [card(occupant(f"s{i}", expected_s=1500, whole=True), index=i) for i in range(1, 13)]
-    reason = reasons([RESIDENT, *others], jobs, mean_duration_s=None)["p"]
+    reason = reasons([RESIDENT, *others], jobs, mean_duration_s={})["p"]
     assert (reason.code, reason.have) == (Code.TOO_LONG, pytest.approx(3.0 * (9000 + 10_000 + 12 * 1500) / 14))
 
 
@@ -80,7 +80,7 @@ def test_rates_that_nobody_knows_are_told_as_such() -> None:
 
 
 def test_a_job_that_would_hold_up_the_next_in_the_queue_is_told_how_short_it_must_be() -> None:
-    stranger = PendingJob("first", None, gpus=1)
+    stranger = PendingJob("first", Workload())
     reason = reasons(jobs=[stranger, pending(limit_s=50_000)])["p"]
     assert (reason.code, reason.need) == (Code.PRIORITY, 50_000)
     assert "a time limit of at most 8.1 h" in sentence(reason)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slurm_gpushare.helper.plan import plan
-from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Snapshot, Workload
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
@@ -56,15 +56,15 @@ class ByPlan(Policy):
             nodes={"n": NodeRoom("n", cpus_free=10**6, mem_free_mib=10**6)},
             pending=tuple(self._pending(world, job) for job in np.flatnonzero(world.waiting).tolist()),
             never_together=frozenset(never),
-            mean_duration_s=float(work.duration_s[:arrived].mean()),
+            mean_duration_s={1: float(work.duration_s[:arrived].mean())},
         )
         decided = plan(snapshot, MeasuredKnowledge(work.pairs), self.settings)
         for placement in decided.placements:
             if placement.how in {How.ALONE, How.UNSHARED}:
-                world.start(int(placement.key), placement.index)
+                world.start(int(placement.key), placement.place.first)
         for placement in decided.placements:
             if placement.how in {How.BESIDE, How.TOGETHER, How.SUCCEEDS}:
-                world.start(int(placement.key), placement.index)
+                world.start(int(placement.key), placement.place.first)
             if placement.how is How.SUCCEEDS:
                 self.successors.add(int(placement.key))
 
@@ -72,31 +72,27 @@ class ByPlan(Policy):
         jobs = [int(job) for job in (world.first[gpu], world.second[gpu]) if job != NOBODY]
         return Gpu("n", gpu, "v100", mem_total_mib=100, occupants=tuple(self._occupant(world, job) for job in jobs))
 
+    def _workload(self, world: World, job: int) -> Workload:
+        return Workload(
+            world.work.pairs.profiles[world.work.profile[job]],
+            mem_used_mib=1,
+            limit_s=float(self.limit_s[job]),
+            expected_s=float(world.work.duration_s[job]),
+        )
+
     def _occupant(self, world: World, job: int) -> Occupant:
-        duration_s = float(world.work.duration_s[job])
-        done_s = duration_s - float(world.left_s(np.array([job]))[0])
+        done_s = float(world.work.duration_s[job]) - float(world.left_s(np.array([job]))[0])
         start_s = float(world.start_s[job])
         return Occupant(
             str(job),
-            world.work.pairs.profiles[world.work.profile[job]],
-            mem_used_mib=1,
+            self._workload(world, job),
             start_s=start_s,
-            limit_s=float(self.limit_s[job]),
-            expected_s=duration_s,
             lost_s=world.now_s - start_s - done_s,
             joined=bool(world.guest[job]) and job not in self.successors,
         )
 
     def _pending(self, world: World, job: int) -> PendingJob:
-        duration_s = float(world.work.duration_s[job])
-        return PendingJob(
-            str(job),
-            world.work.pairs.profiles[world.work.profile[job]],
-            mem_used_mib=1,
-            limit_s=float(self.limit_s[job]),
-            expected_s=duration_s,
-            eligible_s=float(world.work.submit_s[job]),
-        )
+        return PendingJob(str(job), self._workload(world, job), eligible_s=float(world.work.submit_s[job]))
 
 
 def workload(seed: int, jobs: int = 60, gpus: int = 4, kinds: int = 5) -> SimulatedJobs:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from world import NOW, NOWHERE, SETTINGS, Flat, card, decide, occupant, only, pending, places
+from world import NOW, NOWHERE, SETTINGS, Flat, card, changed, decide, occupant, only, pending, places
 
 from slurm_gpushare.helper.snapshot import How, PendingJob
 
-LATE = replace(occupant(), expected_s=1200.0, joined=True)
+LATE = changed(occupant(), expected_s=1200.0, joined=True)
 """A former guest with 200 s to go: at a rate of 0.8 they take 250 s, 50 more, and 50 s of a neighbour's work."""
 LONG = pending(expected_s=9000, limit_s=20_000)
 """Too long for a guest."""
@@ -37,9 +37,9 @@ def test_a_successor_is_promised_what_a_resident_is() -> None:
     """At worst they share for 400 s and it loses 200: a quarter of 800 s."""
     unsure = Flat(0.8, low=0.5)
     for expected_s, where in ((790, NOWHERE), (810, SUCCEEDS)):
-        assert places(decide([card(LATE)], [replace(LONG, expected_s=expected_s)], knowledge=unsure)) == where
+        assert places(decide([card(LATE)], [changed(LONG, expected_s=expected_s)], knowledge=unsure)) == where
     for max_isd_pct, where in ((2, NOWHERE), (3, SUCCEEDS)):  # 200 s of 9000 are 2.2 %
-        job = replace(LONG, max_isd_pct=max_isd_pct)
+        job = changed(LONG, max_isd_pct=max_isd_pct)
         assert places(decide([card(LATE)], [job], knowledge=unsure)) == where
 
 
@@ -47,27 +47,27 @@ def test_a_successor_is_promised_what_a_resident_is() -> None:
 def test_what_a_successor_is_promised_does_not_depend_on_who_else_waits(others: list[PendingJob]) -> None:
     """At worst it loses 200 s of 300: two thirds, where guests are promised half and residents all."""
     settings, unsure = replace(SETTINGS, resident_budget_pct=100.0), Flat(0.8, low=0.5)
-    job = replace(LONG, expected_s=300)
+    job = changed(LONG, expected_s=300)
     assert places(decide([card(LATE)], [job, *others], knowledge=unsure, settings=settings)) == SUCCEEDS
 
 
 @pytest.mark.parametrize(("lost_s", "where"), [(245, SUCCEEDS), (255, NOWHERE)])
 def test_a_successor_keeps_the_promise_of_who_is_there(lost_s: float, where: dict[str, tuple[str, int, How]]) -> None:
     """A resident of 1200 s may lose 300; the successor costs it 50. A guest may lose 600."""
-    resident = replace(LATE, joined=False, lost_s=lost_s, start_s=NOW - 1000 - lost_s)
+    resident = changed(LATE, joined=False, lost_s=lost_s, start_s=NOW - 1000 - lost_s)
     assert places(decide([card(resident)], [LONG])) == where
-    assert places(decide([card(replace(resident, joined=True))], [LONG])) == SUCCEEDS
+    assert places(decide([card(changed(resident, joined=True))], [LONG])) == SUCCEEDS
 
 
 def test_a_successor_and_who_is_there_stay_within_their_limits() -> None:
     fixed = replace(SETTINGS, extend_time_limit=False)
     for there, job in (
-        (LATE, replace(LONG, limit_s=9500)),  # 9050 s, of 9025
-        (replace(LATE, limit_s=1260), LONG),  # 250 s, of 247
+        (LATE, changed(LONG, limit_s=9500)),  # 9050 s, of 9025
+        (changed(LATE, limit_s=1260), LONG),  # 250 s, of 247
     ):
         assert places(decide([card(there)], [job], settings=fixed)) == NOWHERE
         assert places(decide([card(there)], [job])) == SUCCEEDS
-    fitting = [card(replace(LATE, limit_s=1265))], [replace(LONG, limit_s=9530)]
+    fitting = [card(changed(LATE, limit_s=1265))], [changed(LONG, limit_s=9530)]
     assert places(decide(*fitting, settings=fixed)) == SUCCEEDS
 
 
@@ -81,8 +81,8 @@ def test_no_card_is_taken_over_past_a_job_of_higher_priority_that_could_have_it(
 
 
 def test_successors_choose_in_priority_order_the_card_that_is_free_first() -> None:
-    sooner = replace(LATE, key="sooner", expected_s=1100.0)
-    jobs = [replace(LONG, key=name) for name in "abc"]
+    sooner = changed(LATE, key="sooner", expected_s=1100.0)
+    jobs = [changed(LONG, key=name) for name in "abc"]
     got = decide([card(LATE), card(sooner, index=1)], jobs)
     assert places(got) == {"a": ("n1", 1, How.SUCCEEDS), "b": ("n1", 0, How.SUCCEEDS)}
 

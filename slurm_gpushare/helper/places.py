@@ -1,14 +1,17 @@
-"""Whole GPUs, in priority order: everybody's, since other people's jobs get theirs first where they rank higher."""
+"""Places: where a job may be at all, who gets empty cards, whose second half is open, and how long a whole one takes.
+
+Empty cards go in priority order, everybody's, since other people's jobs get theirs first where they rank higher.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.helper.snapshot import Gpu, GpuPlace, NodeRoom, Occupant, PendingJob, Snapshot
 
 
 def hand_out(sites: Sites, empty: Ints, queue: Iterable[tuple[int, PendingJob]]) -> dict[int, int]:
@@ -25,16 +28,16 @@ def hand_out(sites: Sites, empty: Ints, queue: Iterable[tuple[int, PendingJob]])
     for rank, job in queue:
         if left == 0:
             break
-        shape = (sites.demand(job), job.cpus, job.node_mem_mib, job.limit_s, job.gpus, job.gang)
+        shape = (sites.demand(job), job.cpus, job.node_mem_mib, job.workload.limit_s, job.gpus, job.workload.width)
         start = looked.get(shape, 0)
         if start == len(empty):
             continue
         allowed = sites.allowed(job)
         found: list[int] = []
         at = start
-        if job.gang:
+        if job.workload.width > 1:
             found = _all_of_a_node(sites, free & allowed, job)
-        while not job.gang and at < len(empty) and len(found) < job.gpus:
+        while job.workload.width <= 1 and at < len(empty) and len(found) < job.gpus:
             gpu = int(empty[at])
             at += 1
             if free[gpu] and allowed[gpu] and (job.gpus > 1 or sites.has_room(gpu, job)):
@@ -50,7 +53,7 @@ def hand_out(sites: Sites, empty: Ints, queue: Iterable[tuple[int, PendingJob]])
 
 
 def _all_of_a_node(sites: Sites, free: Bools, job: PendingJob) -> list[int]:
-    """The cards of the first node that is entirely free for a gang; empty if there is none."""
+    """The cards of the first node that is entirely free for a job as wide as it; empty if there is none."""
     taken = np.bincount(sites.node, weights=~free, minlength=len(sites.nodes))
     for node in np.flatnonzero(taken == 0).tolist():
         cards = np.flatnonzero(sites.node == node)
@@ -101,6 +104,14 @@ class Sites:
         where = (job.partitions, job.features, job.nodes_wanted, job.nodes_excluded, job.reservation)
         return (*where, job.gpu_index, job.gpu_model)
 
+    def cards(self, gpu: int, width: int) -> list[int]:
+        """The cards of the place of this width that begins with `gpu`, by number in the snapshot."""
+        return [gpu] if width <= 1 else [int(card) for card in np.flatnonzero(self.node == self.node[gpu])]
+
+    def place(self, gpu: int, width: int) -> GpuPlace:
+        """The same by node and index."""
+        return GpuPlace(self.gpus[gpu].node, tuple(self.gpus[card].index for card in self.cards(gpu, width)))
+
     def allowed(self, job: PendingJob) -> Bools:
         """The GPUs that `job` may have, on nodes that admit it."""
         demand = self.demand(job)
@@ -118,14 +129,14 @@ class Sites:
         """Whether the node of `gpu` has CPUs and memory for `job` now, and no reservation during its time limit."""
         node = self.node[gpu]
         room = self.cpus[node] >= job.cpus and self.mem_mib[node] >= job.node_mem_mib
-        return bool(room and job.limit_s <= self.reserved_in_s[node])
+        return bool(room and job.workload.limit_s <= self.reserved_in_s[node])
 
     def room_for(self, jobs: list[PendingJob], gpus: Ints) -> Bools:
         """`has_room` for jobs (rows) on GPUs (columns), with what `admits` says."""
         node = self.node[gpus]
         cpus, mem_mib, limit_s = (
             np.array(values, float)[:, None]
-            for values in zip(*((job.cpus, job.node_mem_mib, job.limit_s) for job in jobs), strict=True)
+            for values in zip(*((job.cpus, job.node_mem_mib, job.workload.limit_s) for job in jobs), strict=True)
         )
         room = (self.cpus[node] >= cpus) & (self.mem_mib[node] >= mem_mib) & (limit_s <= self.reserved_in_s[node])
         allowed = np.stack([self.allowed(job)[gpus] for job in jobs])
@@ -138,17 +149,17 @@ class Sites:
         self.mem_mib[self.node[gpu]] -= job.node_mem_mib
 
 
-def first_wanting(sites: Sites, pending: Iterable[tuple[int, PendingJob]], *, gangs: bool = False) -> Ints:
+def first_wanting(sites: Sites, pending: Iterable[tuple[int, PendingJob]], width: int = 1) -> Ints:
     """For each GPU the place in the queue of the first job that could use it, and needs it whole.
 
-    One that shares a single card is content with half of one. A gang is content with half of a node that a gang has
-    (`gangs`: this is about such nodes), but needs other cards whole. Both only on GPU models that they know.
+    One that shares a single card is content with half of one. A wider one is content with half of a place as wide (this
+    is about places of `width` cards), but needs other cards whole. Both only on GPU models that they know.
     """
     nobody = np.iinfo(np.int64).max
     first: Ints = np.full(len(sites.gpus), nobody, np.int64)
     seen: set[Demand] = set()
     for rank, job in pending:
-        shares = job.token is not None and job.max_isd_pct != 0 and (job.gpus == 1 or (gangs and job.gang))
+        shares = job.shares and job.workload.width in (1, width)
         if shares and job.measured is None:
             continue
         shared_on = tuple(job.measured or ()) if shares else ()
@@ -158,6 +169,32 @@ def first_wanting(sites: Sites, pending: Iterable[tuple[int, PendingJob]], *, ga
             whole = sites.allowed(job) & ~np.isin(sites.model, shared_on)
             first = np.where(whole, np.minimum(first, rank), first)
     return first
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The second half of a place: its first card (by number in the snapshot), and the sharer that has the other."""
+
+    gpu: int
+    resident: Occupant
+
+
+def open_lanes(gpus: Sequence[Gpu], width: int) -> list[Lane]:
+    """Sharers that have all of a place of `width` cards to themselves, with room beside them, in GPU order."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for at, gpu in enumerate(gpus):
+        if gpu.has_room and gpu.occupants[0].workload.width == width:
+            found.setdefault((gpu.node, gpu.occupants[0].key), []).append(at)
+    return [Lane(cards[0], gpus[cards[0]].occupants[0]) for cards in found.values() if len(cards) == width]
+
+
+def shared_places(gpus: Sequence[Gpu], width: int) -> list[Gpu]:
+    """The first cards of places of `width` cards that two jobs share."""
+    found: dict[tuple[str, str], Gpu] = {}
+    for gpu in gpus:
+        if gpu.usable and len(gpu.occupants) > 1 and gpu.occupants[0].workload.width == width:
+            found.setdefault((gpu.node, gpu.occupants[0].key), gpu)
+    return list(found.values())
 
 
 # How long a pending job can expect to wait for a whole GPU.
@@ -181,48 +218,3 @@ def expected_waits_s(free_in_s: Floats, work_s: Floats) -> Floats:
     beyond = np.maximum(ahead - capacity[-1], 0.0) / len(free)  # all cards work on the queue from free[-1] on
     waits: Floats = np.interp(ahead, capacity, free) + beyond
     return waits
-
-
-# How long the jobs submitted lately are: what "short" means for a guest.
-
-
-HALF_LIFE_JOBS = 1000
-
-
-def mean_duration_s(snapshot: Snapshot, gangs: bool) -> float:
-    """What plan and reasons go by: the mean of the jobs submitted lately, else of those in the snapshot."""
-    mean_s = snapshot.mean_gang_s if gangs else snapshot.mean_duration_s
-    if mean_s is not None:
-        return mean_s
-    known = [s for s in _expected_s(snapshot, gangs).values() if math.isfinite(s)]
-    return sum(known) / len(known) if known else 0.0
-
-
-def _expected_s(snapshot: Snapshot, gangs: bool) -> dict[str, float]:
-    """The expected durations of the sharers that wait or run, by key."""
-    jobs: list[PendingJob | Occupant] = [*snapshot.pending, *(job for gpu in snapshot.gpus for job in gpu.occupants)]
-    return {job.key: job.expected_s for job in jobs if job.token is not None and job.gang is gangs}
-
-
-class RecentDurations:
-    """A running mean of expected durations, each job counted once, old ones fading.
-
-    The jobs in one snapshot alone would mislead: short ones come and go between two looks, long ones stay.
-    """
-
-    def __init__(self, *, gangs: bool = False) -> None:
-        """Of single GPUs' jobs, or of `gangs`, which are another kind of job."""
-        self._gangs = gangs
-        self._seen: frozenset[str] = frozenset()
-        self._weight = self._sum_s = 0.0
-
-    def mean_s(self, snapshot: Snapshot) -> float | None:
-        """The mean after this look; None while no job with a known duration was seen."""
-        durations = _expected_s(snapshot, self._gangs)
-        keep = 0.5 ** (1.0 / HALF_LIFE_JOBS)
-        for key in durations.keys() - self._seen:
-            if math.isfinite(durations[key]):
-                self._weight = self._weight * keep + 1.0
-                self._sum_s = self._sum_s * keep + durations[key]
-        self._seen = frozenset(durations)
-        return self._sum_s / self._weight if self._weight else None

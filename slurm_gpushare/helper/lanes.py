@@ -1,0 +1,272 @@
+"""Waiting jobs and open lanes of a snapshot, as the arrays that rules and steps look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_gpushare.helper.durations import Ahead, given_done, longest_guest_s, mean_duration_s
+from slurm_gpushare.helper.places import Lane, Sites, shared_places
+from slurm_gpushare.helper.rules import Bools, Floats, Ints, Lanes, Offers, PairRates, Scene, Terms, Waiting
+from slurm_gpushare.helper.second_halves import Join
+from slurm_gpushare.helper.snapshot import How, Occupant, PendingJob, Placement, Reasons, Snapshot
+from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
+from slurm_gpushare.protocol.policy import PolicySettings
+
+Ranked = tuple[int, PendingJob]
+BLOCK_KINDS = 64
+"""Tokens whose terms are worked out at once; a site with more of them is planned in several blocks.
+
+With 2,000 tokens on 2,500 cards the guests' gain is 0.2 % less than with blocks of 512, in a third of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """What all of one plan goes by."""
+
+    snapshot: Snapshot
+    knowledge: Knowledge | KnowledgeByModel
+    settings: PolicySettings
+    sites: Sites
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Jobs that may join somebody, with their places in the queue, and lanes of one width on one GPU model."""
+
+    width: int
+    guests: Sequence[Ranked]
+    lanes: Sequence[Lane]
+    wanted: Ints  # by GPU, place in the queue of the first job that needs it whole
+    waits_s: Mapping[int, float]  # for a whole place, by place in the queue
+
+
+class SiteHalves:
+    """The second halves of a snapshot, while they are handed out (`second_halves.Halves`)."""
+
+    def __init__(self, view: PlanInput, asked: Asked) -> None:
+        self.view, self.asked = view, asked
+        self.knowledge = known_on(view.knowledge, view.snapshot.gpus[asked.lanes[0].gpu].model)
+        self.short_s = longest_guest_s(mean_duration_s(view.snapshot, asked.width), view.settings)
+        self.all_lanes = len(asked.lanes)
+        self.placements: list[Placement] = []
+        self._waits, self._free = np.ones(len(asked.guests), bool), np.ones(len(asked.lanes), bool)
+
+    def open(self) -> tuple[Ints, Ints]:
+        return np.flatnonzero(self._waits), np.flatnonzero(self._free)
+
+    def blocks(self) -> Iterator[tuple[Ints, Ints]]:
+        """All at once, or, where tokens are many, dealt by token: no table grows with the square of the site."""
+        rows, columns = self.open()
+        kinds, kind = _numbered([job.workload.token for _, job in self.asked.guests])
+        blocks = max(1, -(-len(kinds) // BLOCK_KINDS))
+        for block in range(blocks):
+            if len(columns[block::blocks]):
+                yield rows[kind % blocks == block], columns[block::blocks]
+
+    def expected_s(self, rows: Ints) -> Floats:
+        return np.array([self.asked.guests[row][1].workload.expected_s for row in rows.tolist()], float)
+
+    def left_s(self, columns: Ints) -> Floats:
+        return self._running([self.asked.lanes[column].resident for column in columns.tolist()]).ahead.left.middle_s
+
+    def rank(self, row: int) -> int:
+        return self.asked.guests[row][0]
+
+    def held_s(self) -> Floats:
+        pairs = [gpu.occupants[:2] for gpu in shared_places(self.view.snapshot.gpus, self.asked.width)]
+        left_s, other_left_s = (self._running([pair[i] for pair in pairs]).ahead.left.middle_s for i in (0, 1))
+        return np.minimum(left_s, other_left_s)
+
+    def scene(self, rows: Ints, columns: Ints) -> Scene:
+        guests = [self.asked.guests[row] for row in rows.tolist()]
+        fit = SiteFit(self.view, guests, [self.asked.lanes[column] for column in columns.tolist()])
+        guest_tokens, guest_kind = _numbered([job.workload.token for _, job in guests])
+        lane_tokens, lane_kind = _numbered([lane.resident.workload.token for lane in fit.lanes])
+        waits_s = np.array([self.asked.waits_s[rank] for rank, _ in guests], float)
+        return Scene(
+            waiting=_waiting(guests, guest_kind, self.view.snapshot.now_s),
+            lanes=_lanes(fit, lane_kind, self.asked.wanted[fit.gpus], self.view.settings),
+            terms=_terms(guest_tokens, lane_tokens, self.knowledge, self.view),
+            settings=self.view.settings,
+            short_s=self.short_s,
+            waits_s=lambda some: waits_s[some],
+            fit=fit,
+        )
+
+    def join(self, rows: Ints, columns: Ints, joins: list[Join]) -> None:
+        """Book it in queue order; a neighbour on the same node may have taken the room in this very plan."""
+        for join in sorted(joins):
+            row, column = int(rows[join.guest]), int(columns[join.lane])
+            (rank, job), lane = self.asked.guests[row], self.asked.lanes[column]
+            if not self.view.sites.has_room(lane.gpu, job):
+                continue
+            self.view.sites.take(lane.gpu, job)
+            self._waits[row] = self._free[column] = False
+            gpu = self.view.snapshot.gpus[lane.gpu]
+            how = How.SUCCEEDS if join.succeeds else How.BESIDE if gpu.occupants else How.TOGETHER
+            place = self.view.sites.place(lane.gpu, self.asked.width)
+            reasons = self._reasons(join, job, lane.resident, self.asked.waits_s[rank])
+            self.placements.append(Placement(job.key, place, how, lane.resident.key, reasons))
+
+    def _running(self, jobs: Sequence[Occupant]) -> Running:
+        return running(jobs, self.view.snapshot.now_s, self.view.settings)
+
+    def _reasons(self, join: Join, job: PendingJob, resident: Occupant, wait_s: float) -> Reasons:
+        """What is expected of a guest and its resident."""
+        there = self._running([resident])
+        left_s = float(there.ahead.left.middle_s[0])
+        run_s = float(there.ahead.done_s[0]) + left_s
+        lost_s = float(there.lost_s[0]) + join.delay_s
+        own_pct = resident.workload.max_isd_pct
+        return Reasons(
+            wait_s=wait_s,
+            guest_isd_pct=(join.stay_s / join.d - 1.0) * 100.0 if join.d > 0 else None,
+            resident_isd_pct=lost_s / run_s * 100.0 if 0 < run_s < np.inf else None,
+            resident_budget_pct=self.view.settings.promises.of(guest=resident.joined, own_pct=own_pct),
+            shared_s=min(join.stay_s, left_s + join.delay_s),
+            gain_s=join.gain_s,
+            explored=join.explored,
+        )
+
+
+def _numbered(tokens: Iterable[str | None]) -> tuple[list[str], Ints]:
+    """The different tokens, and for each of `tokens` its number among them: jobs of one token share their rates."""
+    names = [token or "" for token in tokens]
+    at = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return list(at), np.array([at[name] for name in names], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Where running jobs stand, by column."""
+
+    ahead: Ahead
+    lost_s: Floats
+    limit_left_s: Floats
+
+
+def running(jobs: Sequence[Occupant], now_s: float, settings: PolicySettings) -> Running:
+    def column(values: Iterable[float]) -> Floats:
+        return np.fromiter(values, float, len(jobs))
+
+    elapsed = column(0.0 if job.start_s is None else max(now_s - job.start_s - job.paused_s, 0.0) for job in jobs)
+    lost = np.minimum(column(job.lost_s for job in jobs), elapsed)
+    limit, given = column(job.workload.limit_s for job in jobs), column(job.given_s for job in jobs)
+    limit_left = limit - elapsed
+    if settings.extend_time_limit:
+        limit_left = limit_left + np.maximum(lost - given, 0.0)
+    middle, spread = (column(getattr(job.workload, name) for job in jobs) for name in ("expected_s", "expected_spread"))
+    return Running(Ahead.of(middle, spread, limit - given, elapsed - lost), lost, limit_left)
+
+
+def _waiting(guests: Sequence[Ranked], kind: Ints, now_s: float) -> Waiting:
+    jobs = [job.workload for _, job in guests]
+    own = [np.inf if job.max_isd_pct is None else job.max_isd_pct for job in jobs]
+    middle, spread, limit_s = (
+        np.array([getattr(job, name) for job in jobs], float) for name in ("expected_s", "expected_spread", "limit_s")
+    )
+    duration = given_done(middle, spread, limit_s, np.zeros(len(jobs)))
+    return Waiting(
+        rank=np.array([rank for rank, _ in guests], np.int64),
+        kind=kind,
+        low_s=duration.low_s,
+        expected_s=duration.middle_s,
+        high_s=duration.high_s,
+        limit_s=limit_s,
+        waited_s=now_s - np.array([job.eligible_s for _, job in guests], float),
+        own_pct=np.array(own, float) if any(pct < np.inf for pct in own) else None,
+    )
+
+
+def _lanes(fit: SiteFit, kind: Ints, wanted_rank: Ints, settings: PolicySettings) -> Lanes:
+    there = fit.running
+    promises = settings.promises
+    residents = [lane.resident for lane in fit.lanes]
+    promise = np.array([promises.of(guest=job.joined, own_pct=job.workload.max_isd_pct) for job in residents], float)
+    return Lanes(
+        kind=kind,
+        budget_s=there.ahead.budget_s(promise, there.lost_s),
+        bears=there.ahead.bears(promise, there.lost_s),
+        left_s=there.ahead.left.middle_s,
+        left_high_s=there.ahead.left.high_s,
+        limit_left_s=there.limit_left_s,
+        wanted_rank=wanted_rank,
+    )
+
+
+def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge, view: PlanInput) -> Terms:
+    forward, backward = knowledge.rates(guests, residents), knowledge.rates(residents, guests)
+    can_share = np.ones(forward.mean.shape, bool)
+    if view.snapshot.never_together:
+        column = {token: j for j, token in enumerate(residents)}
+        row = {token: i for i, token in enumerate(guests)}
+        for one, other in view.snapshot.never_together:
+            for guest, resident in ((one, other), (other, one)):
+                if guest in row and resident in column:
+                    can_share[row[guest], column[resident]] = False
+    rates = PairRates(forward.mean, forward.low, backward.mean.T, backward.low.T, can_share)
+    return Terms(rates, view.settings)
+
+
+class SiteFit:
+    """What nodes, cards and owners of a snapshot allow (`rules.Fit`)."""
+
+    def __init__(self, view: PlanInput, guests: Sequence[Ranked], lanes: Sequence[Lane]) -> None:
+        self.sites, self.settings, self.lanes = view.sites, view.settings, lanes
+        self.jobs = [job for _, job in guests]
+        self.residents = [lane.resident.workload for lane in lanes]
+        self.running = running([lane.resident for lane in lanes], view.snapshot.now_s, view.settings)
+        self.gpus = np.array([lane.gpu for lane in lanes], np.int64)
+        self.clusters = [job.workload.cluster for job in self.jobs], [resident.cluster for resident in self.residents]
+        keep = 1.0 - self.settings.memory_headroom_pct / 100.0
+        total_mib = [view.snapshot.gpus[lane.gpu].mem_total_mib for lane in lanes]
+        self._free_mib = np.array(  # a job without a profile might need anything
+            [
+                total * keep - resident.mem_used_mib if resident.mem_used_mib is not None else -1.0
+                for total, resident in zip(total_mib, self.residents, strict=True)
+            ],
+            float,
+        )
+
+    def may_use(self, rows: Ints, columns: Ints) -> Bools:
+        return np.stack([self.sites.allowed(self.jobs[i])[self.gpus[columns]] for i in rows.tolist()])
+
+    def room(self, rows: Ints, columns: Ints) -> Bools:
+        return self.sites.room_for([self.jobs[i] for i in rows.tolist()], self.gpus[columns])
+
+    def owners(self, rows: Ints, columns: Ints) -> Bools:
+        who = self.settings.share_across
+        if who == "any":
+            return np.ones((1, 1), bool)
+        ours = np.array([getattr(self.jobs[i].workload, who) for i in rows.tolist()], object)
+        theirs = np.array([getattr(self.residents[j], who) for j in columns.tolist()], object)
+        same: Bools = ours[:, None] == theirs
+        return same
+
+    def need_mib(self, rows: Ints) -> Floats:
+        jobs = [self.jobs[i].workload for i in rows.tolist()]
+        return np.array([np.inf if job.mem_used_mib is None else job.mem_used_mib for job in jobs], float)
+
+    def free_mib(self, columns: Ints) -> Floats:
+        free: Floats = self._free_mib[columns]
+        return free
+
+    def in_time(self, offers: Offers, lost_s: Floats, resident_lost_s: Floats) -> Bools:
+        rows, columns = offers.rows, offers.columns
+        waiting, lanes = offers.scene.waiting, offers.scene.lanes
+        margin = 1.0 - self.settings.limit_margin_pct / 100.0
+        left_s, limit_s, limit_left_s = lanes.left_high_s[columns], waiting.limit_s[rows], lanes.limit_left_s[columns]
+        grows, resident_grows = np.zeros((1, 1)), np.zeros(1)
+        if self.settings.extend_time_limit:
+            reserved_in_s = self.sites.reserved_in_s[self.sites.node[self.gpus[columns]]]
+            may_grow_s = np.array([self.jobs[i].workload.may_grow_s for i in rows.tolist()], float)
+            resident_may_s = np.array([self.residents[j].may_grow_s for j in columns.tolist()], float)
+            with np.errstate(invalid="ignore"):  # neither a limit nor a reservation: inf - inf
+                grows = np.fmin(may_grow_s[:, None], reserved_in_s - limit_s[:, None])
+                resident_grows = np.fmin(resident_may_s, reserved_in_s - limit_left_s)
+        ok: Bools = (lost_s <= grows) | (offers.high_s + lost_s <= margin * limit_s[:, None])
+        ok &= (resident_lost_s <= resident_grows) | (left_s + resident_lost_s <= margin * limit_left_s)
+        return ok

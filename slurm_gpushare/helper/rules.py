@@ -1,0 +1,394 @@
+"""The rules of sharing: which waiting job may join which job, each a named mask over pairs of the two.
+
+A *lane* is a place with one sharer and room beside it. All is arrays, so that the helper (thousands of jobs a tick)
+and the simulator (a decision an event) run the same code. Jobs of one *kind* (token) share their rates, so what can be
+said about a pair of kinds is worked out once (`Terms`), not per job. docs/scheduling.md has the rules and formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slurm_gpushare.helper.reasons import Code
+from slurm_gpushare.protocol.policy import PolicySettings
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+UNKNOWN_SPREAD = 1.4
+"""Mean over pessimistic rate from which a prediction is little more than a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairRates:
+    """Rates of guests of each kind (row) and of residents of each kind (column) beside each other."""
+
+    guest_mean: Floats
+    guest_low: Floats
+    resident_mean: Floats
+    resident_low: Floats
+    can_share: Bools
+
+
+class Terms:
+    """On what terms a guest of each kind (row) may join a resident of each kind (column)."""
+
+    def __init__(self, rates: PairRates, settings: PolicySettings) -> None:
+        slowest = 1.0 / (1.0 + settings.guest_cap_pct / 100.0)
+        # The optimistic end, as far above the mean as the pessimistic is below; half as far once something is known,
+        # so that pairs which are probably too slow are not tried again and again.
+        spread = rates.guest_mean / rates.guest_low
+        guest_high = np.minimum(rates.guest_mean * spread ** np.where(spread > UNKNOWN_SPREAD, 1.0, 0.5), 1.0)
+        # A guest of duration d stays d / r_guest, and the resident loses (1 - r_resident) of that.
+        promised = rates.guest_low / np.maximum(1.0 - rates.resident_low, 1e-9)
+        # Rates too uncertain to promise anything are tried where even a very bad outcome fits the budget.
+        tried = np.minimum(promised, settings.explore_rate / (1.0 - settings.explore_rate))
+        surely = rates.guest_low >= slowest
+        perhaps = ~surely & (guest_high >= slowest)
+        self.explored: Bools = perhaps & rates.can_share
+        self.longest: Floats = np.where(rates.can_share, np.where(surely, promised, np.where(perhaps, tried, 0.0)), 0.0)
+        """Longest guest that leaves before the resident, per second of the resident's budget."""
+        self.to_the_end: Floats = 1.0 / rates.resident_low - 1.0
+        """Delay of the resident if the guest stays until it ends, per second that it has left: at worst."""
+        if perhaps.any():
+            worst = 1.0 / settings.explore_rate - 1.0
+            self.to_the_end[perhaps] = np.maximum(self.to_the_end[perhaps], worst)
+        self.to_the_end[self.longest <= 0.0] = np.inf
+        self.can_share: Bools = rates.can_share
+        self.resident_mean: Floats = rates.resident_mean
+        self.resident_low: Floats = rates.resident_low
+        self.stay: Floats = 1.0 / rates.guest_mean
+        """Time on the card, per second of the guest's duration; `stay_high` is the pessimistic one."""
+        self.stay_high: Floats = 1.0 / rates.guest_low
+        self.delay: Floats = self.stay * (1.0 - rates.resident_mean)
+        """Delay of the resident, per second of the guest's duration."""
+        self.delay_high: Floats = self.stay_high * (1.0 - rates.resident_low)
+        extended = rates.guest_mean / rates.resident_mean
+        self.outlives: Floats = extended if settings.extend_time_limit else np.ones_like(extended)
+        """Longest time limit of a guest that does not outlast the resident's, per second that is left of the latter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Pending jobs that may join somebody, by row, in priority order."""
+
+    rank: Ints  # place in the whole queue, other people's jobs included
+    kind: Ints  # row of the terms
+    low_s: Floats  # duration alone, if it is short
+    expected_s: Floats  # the middle: what gains are counted with
+    high_s: Floats  # if it is long
+    limit_s: Floats
+    waited_s: Floats
+    own_pct: Floats | None = None  # most that owners let them be slowed, inf where one said nothing; None: none did
+
+    def take(self, some: Ints) -> Waiting:
+        """Only these."""
+        return Waiting(
+            self.rank[some], self.kind[some], self.low_s[some], self.expected_s[some], self.high_s[some],
+            self.limit_s[some], self.waited_s[some], None if self.own_pct is None else self.own_pct[some],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Residents with room beside them, by column."""
+
+    kind: Ints  # column of the terms
+    budget_s: Floats  # delay that it may still suffer, if its run is short
+    bears: Floats  # delay that it may suffer for each second left, if somebody stays until it ends
+    left_s: Floats  # alone-time that it is expected to need still: the middle
+    left_high_s: Floats  # if its run is long
+    limit_left_s: Floats
+    wanted_rank: Ints  # place in the queue of the first job that needs this card whole
+
+    def take(self, some: Ints) -> Lanes:
+        """Only these."""
+        return Lanes(
+            self.kind[some], self.budget_s[some], self.bears[some], self.left_s[some], self.left_high_s[some],
+            self.limit_left_s[some], self.wanted_rank[some],
+        )  # fmt: skip
+
+
+class Fit(Protocol):
+    """What nodes, cards and owners allow, of waiting jobs (rows) on lanes (columns)."""
+
+    clusters: tuple[list[int | None], list[int | None]]
+    """Of the jobs and of the residents."""
+
+    def may_use(self, rows: Ints, columns: Ints) -> Bools:
+        """Whose cards they could have whole."""
+
+    def room(self, rows: Ints, columns: Ints) -> Bools:
+        """Where they may be, and where CPUs and memory of the node are free for them."""
+
+    def owners(self, rows: Ints, columns: Ints) -> Bools:
+        """Whether the site lets the two owners share."""
+
+    def need_mib(self, rows: Ints) -> Floats: ...
+
+    def free_mib(self, columns: Ints) -> Floats:
+        """GPU memory beside the resident; negative where nobody knows what that one needs."""
+
+    def in_time(self, offers: Offers, lost_s: Floats, resident_lost_s: Floats) -> Bools:
+        """Whether what each loses at worst can be given back, or fits its time limit as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Some waiting jobs, some lanes, and all that the rules look at."""
+
+    waiting: Waiting
+    lanes: Lanes
+    terms: Terms
+    settings: PolicySettings
+    short_s: float  # jobs of at most this are short
+    waits_s: Callable[[Ints], Floats]  # how long these can expect to wait for a whole place; asked only where it counts
+    fit: Fit | None = None  # None: cards are all alike, and everybody fits
+
+    def reserved(self, head_rank: int) -> Scene:
+        """Keep the card that is free first for the head of the queue, as backfill does: nobody behind may hold it on.
+
+        Otherwise guests that outlast residents and have guests themselves could keep every card from a long job.
+        """
+        wanted_rank = self.lanes.wanted_rank.copy()
+        first = int(np.argmin(self.lanes.left_s))
+        wanted_rank[first] = min(wanted_rank[first], head_rank)
+        return replace(self, lanes=replace(self.lanes, wanted_rank=wanted_rank))
+
+
+class Offers:
+    """What it would be like if some of the waiting (rows) joined some of the lanes (columns)."""
+
+    def __init__(self, scene: Scene, rows: Ints, columns: Ints, wait_s: Floats) -> None:
+        waiting, lanes = scene.waiting, scene.lanes
+        self.scene, self.rows, self.columns = scene, rows, columns
+        self.cell = np.ix_(waiting.kind[rows], lanes.kind[columns])
+        self.d = waiting.expected_s[rows][:, None]
+        self.high_s = waiting.high_s[rows][:, None]
+        self.left_s = lanes.left_s[columns]
+        self.stay_s, self.delay_s = _together(self.d, self.left_s, scene.terms, self.cell)
+        self.sooner_s: Floats = wait_s[:, None] + self.d - self.stay_s - self.delay_s
+        """By how much both together are done sooner than if the guest waits."""
+        self.gain_s = self.sooner_s
+        if scene.settings.objective == "saving":
+            with np.errstate(invalid="ignore"):  # a resident without an end
+                self.gain_s = self.d + self.left_s - np.maximum(self.stay_s, self.left_s + self.delay_s)
+
+    def of(self, table: Floats) -> Floats:
+        """What a table by kind says of these pairs."""
+        return table[self.cell]
+
+    def allowed(self, rules: tuple[Rule, ...]) -> Bools:
+        """Where no rule says no. The last are asked first: they cost least, and leave little to ask the others."""
+        ok = np.ones((len(self.rows), len(self.columns)), bool)
+        for rule in reversed(rules):
+            if not ok.any():
+                break
+            ok = ok & rule.mask(self)
+        return ok
+
+    def at_worst(self) -> tuple[Floats, Floats]:
+        """How long those who are there share at worst until they end, and what it costs who came last."""
+        shared_s = self.scene.lanes.left_high_s[self.columns] / self.of(self.scene.terms.resident_low)
+        return shared_s, shared_s * (1.0 - 1.0 / self.of(self.scene.terms.stay_high))
+
+
+def _together(d: Floats, left_s: Floats, terms: Terms, cell: tuple[Ints, ...]) -> tuple[Floats, Floats]:
+    """How long guests of duration `d` stay, and how much they delay residents that have `left_s` to go.
+
+    The one that ends later goes on alone, at full speed.
+    """
+    stay, delay = d * terms.stay[cell], d * terms.delay[cell]
+    to_the_end = left_s * (1.0 / terms.resident_mean[cell] - 1.0)
+    shared = left_s + to_the_end
+    with np.errstate(invalid="ignore"):  # a resident without an end: inf - inf, which nobody looks at
+        stays = np.where(stay <= shared, stay, shared + d - shared / terms.stay[cell])
+    return stays, np.minimum(delay, to_the_end)
+
+
+# The rules themselves. Masks are by row and column, or by one of them where the other does not matter.
+
+
+class Rule(NamedTuple):
+    """Whom it keeps apart (mask: False), under which name, and in what numbers a job that waits for it is told so."""
+
+    code: Code
+    mask: Callable[[Offers], Bools]
+    need: Callable[[Offers], Floats] | None = None
+    """What each job needs."""
+    have: Callable[[Offers], Floats] | None = None
+    """What each lane offers of it."""
+
+
+def _room(offers: Offers) -> Bools:
+    fit = offers.scene.fit
+    return _EVERYBODY if fit is None else fit.room(offers.rows, offers.columns)
+
+
+def _owners(offers: Offers) -> Bools:
+    fit = offers.scene.fit
+    return _EVERYBODY if fit is None else fit.owners(offers.rows, offers.columns)
+
+
+def _memory(offers: Offers) -> Bools:
+    return _EVERYBODY if offers.scene.fit is None else _need_mib(offers)[:, None] <= _free_mib(offers)
+
+
+def _need_mib(offers: Offers) -> Floats:
+    return offers.scene.fit.need_mib(offers.rows) if offers.scene.fit else np.zeros(len(offers.rows))
+
+
+def _free_mib(offers: Offers) -> Floats:
+    return offers.scene.fit.free_mib(offers.columns) if offers.scene.fit else np.zeros(len(offers.columns))
+
+
+def _never_together(offers: Offers) -> Bools:
+    allowed: Bools = offers.scene.terms.can_share[offers.cell]
+    return allowed
+
+
+def _short(offers: Offers) -> Bools:
+    return offers.d <= offers.scene.short_s
+
+
+def _promised(offers: Offers) -> Bools:
+    """The resident's promise holds at worst: the guest leaves in time, or may stay until the resident ends."""
+    terms, lanes = offers.scene.terms, offers.scene.lanes
+    in_time = offers.high_s <= offers.of(terms.longest) * lanes.budget_s[offers.columns]
+    kept: Bools = in_time | (offers.of(terms.to_the_end) <= lanes.bears[offers.columns])
+    return kept
+
+
+def _not_sure_to_break_it(offers: Offers) -> Bools:
+    return _promised(offers) | offers.scene.terms.explored[offers.cell]
+
+
+def _outlives_s(offers: Offers) -> Floats:
+    return offers.of(offers.scene.terms.outlives) * offers.scene.lanes.limit_left_s[offers.columns]
+
+
+def _first_in_queue(offers: Offers) -> Bools:
+    first: Bools = offers.scene.waiting.rank[offers.rows][:, None] <= offers.scene.lanes.wanted_rank[offers.columns]
+    return first
+
+
+def _nobody_held_up(offers: Offers) -> Bools:
+    """It does not outlast the resident, by their limits, where somebody before it needs the card whole."""
+    return (offers.scene.waiting.limit_s[offers.rows][:, None] <= _outlives_s(offers)) | _first_in_queue(offers)
+
+
+def _within_limits(offers: Offers) -> Bools:
+    """Neither dies at its time limit if the rates are at their worst and both run for long."""
+    if offers.scene.fit is None:
+        return _EVERYBODY
+    terms, left_s = offers.scene.terms, offers.scene.lanes.left_high_s[offers.columns]
+    with np.errstate(invalid="ignore"):
+        to_the_end = left_s * (1.0 / offers.of(terms.resident_low) - 1.0)
+        resident_lost_s = np.fmin(offers.high_s * offers.of(terms.delay_high), to_the_end)
+    return offers.scene.fit.in_time(offers, offers.high_s * (offers.of(terms.stay_high) - 1.0), resident_lost_s)
+
+
+def _worst_pct(offers: Offers) -> Floats:
+    return (offers.of(offers.scene.terms.stay_high) - 1.0) * 100.0
+
+
+def _own_cap(offers: Offers) -> Bools:
+    """An owner's own cap holds at worst, and knows no exploration."""
+    own = offers.scene.waiting.own_pct
+    if own is None:
+        return _EVERYBODY
+    own_pct = own[offers.rows][:, None]
+    allowed: Bools = (own_pct >= offers.scene.settings.guest_cap_pct) | (_worst_pct(offers) <= own_pct)
+    return allowed
+
+
+def _own_pct(offers: Offers) -> Floats:
+    own = offers.scene.waiting.own_pct
+    return np.full(len(offers.rows), np.inf) if own is None else own[offers.rows]
+
+
+def _gains(offers: Offers) -> Bools:
+    gains: Bools = offers.gain_s > 0.0
+    return gains
+
+
+def _sooner(offers: Offers) -> Bools:
+    """A successor does not save card time by itself, whatever the objective."""
+    sooner: Bools = offers.sooner_s > 0.0
+    return sooner
+
+
+_EVERYBODY: Bools = np.ones((1, 1), bool)
+
+RULES: tuple[Rule, ...] = (
+    Rule(Code.PLACE, _room),
+    Rule(Code.OWNERS, _owners),
+    Rule(Code.MEMORY, _memory, _need_mib, lambda offers: np.maximum(_free_mib(offers), 0.0)),
+    Rule(Code.FORBIDDEN, _never_together),
+    Rule(Code.TOO_LONG, _short, lambda offers: offers.d[:, 0], lambda offers: np.full(1, offers.scene.short_s)),
+    Rule(Code.PROMISE, _not_sure_to_break_it),
+    Rule(Code.EXPLORATION, _promised),
+    Rule(
+        Code.PRIORITY,
+        _nobody_held_up,
+        lambda offers: offers.scene.waiting.limit_s[offers.rows],
+        lambda offers: np.maximum(_outlives_s(offers), 0.0),
+    ),
+    Rule(Code.TIME_LIMIT, _within_limits),
+    Rule(Code.OWN_CAP, _own_cap, _own_pct, _worst_pct),  # a higher cap helps only where the site's own rules say yes
+    Rule(Code.NO_GAIN, _gains),
+)
+"""What must hold of a guest and its resident, in the order in which a job that waits is told."""
+
+LONG_GUEST_RULES = tuple(rule for rule in RULES if rule.code is not Code.TOO_LONG)
+HARD_RULES = tuple(rule for rule in RULES if rule.code in (Code.PLACE, Code.OWNERS, Code.MEMORY, Code.TIME_LIMIT))
+"""What the policies without promises keep to."""
+
+
+# A successor has the card after who is there: its promise is about its whole run, and that one counts as its guest.
+
+
+def _successor_promised(offers: Offers) -> Bools:
+    own = offers.scene.waiting.own_pct
+    promises = offers.scene.settings.promises
+    pct = [promises.of(guest=False, own_pct=None if own is None else float(own[row])) for row in offers.rows]
+    _, lost_s = offers.at_worst()
+    kept: Bools = lost_s <= (np.array(pct) / 100.0 * offers.scene.waiting.low_s[offers.rows])[:, None]
+    return kept
+
+
+def _bears_successor(offers: Offers) -> Bools:
+    bears: Bools = 1.0 / offers.of(offers.scene.terms.resident_low) - 1.0 <= offers.scene.lanes.bears[offers.columns]
+    return bears
+
+
+def _ends_last(offers: Offers) -> Bools:
+    """Else it is an ordinary guest."""
+    terms = offers.scene.terms
+    last: Bools = offers.d * offers.of(terms.stay) >= offers.left_s / offers.of(terms.resident_mean)
+    return last
+
+
+def _successor_within_limits(offers: Offers) -> Bools:
+    if offers.scene.fit is None:
+        return _EVERYBODY
+    shared_s, lost_s = offers.at_worst()
+    return offers.scene.fit.in_time(offers, lost_s, shared_s - offers.scene.lanes.left_high_s[offers.columns])
+
+
+SUCCESSOR_RULES: tuple[Rule, ...] = (
+    *(rule for rule in RULES if rule.code in (Code.PLACE, Code.OWNERS, Code.MEMORY)),
+    Rule(Code.TIME_LIMIT, _successor_within_limits),
+    Rule(Code.FORBIDDEN, _never_together),
+    Rule(Code.PROMISE, _successor_promised),
+    Rule(Code.PROMISE, _bears_successor),
+    Rule(Code.NO_PARTNER, _ends_last),
+    Rule(Code.PRIORITY, _first_in_queue),
+    Rule(Code.NO_GAIN, _sooner),
+)
