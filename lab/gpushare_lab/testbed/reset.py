@@ -28,14 +28,14 @@ def reset(testbed: Testbed) -> None:
             testbed.restart(name)
     _cancel_everything(testbed)
     stop_pids(testbed.strays(), grace_s=0.2)  # samplers, whose records go anyway, and what a test left behind
-    changed = _restore_configuration(testbed)
+    readers = _restore_configuration(testbed)
     _empty(testbed.layout.gpushare)
     _empty(testbed.layout.home)
     make_homes(testbed.layout)
     make_gpushare_directories(testbed.layout, testbed.state)
     clean_emulation(testbed.layout, testbed.shape)
-    if changed:
-        testbed.restart("slurmctld")
+    for daemon in readers:
+        testbed.restart(daemon)
     _delete_reservations(testbed)
     idle_nodes(testbed)
 
@@ -55,8 +55,9 @@ def _cancel_everything(testbed: Testbed) -> None:
         raise GpushareError(f"testbed: jobs that do not end: {testbed.run(['squeue', '-h', '-a']).stdout.strip()}")
 
 
-def _restore_configuration(testbed: Testbed) -> bool:
-    """Put back what differs; whether slurmctld must read it again, which it need not for gpushare.conf."""
+def _restore_configuration(testbed: Testbed) -> list[str]:
+    """Put back what differs; the daemons that must read it again: slurmctld, but not for gpushare.conf alone, and where
+    gres.conf differed the slurmds, which say how many shards they have."""
     etc, pristine = testbed.layout.etc, testbed.layout.etc_pristine
     now, before = _contents(etc), _contents(pristine)
     changed = {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
@@ -66,8 +67,9 @@ def _restore_configuration(testbed: Testbed) -> bool:
         give_slurmdbd_its_file(testbed.layout, testbed.state)
     if changed == {testbed.layout.gpushare_conf.name}:
         testbed.wait_for_hook()
-        return False
-    return bool(changed)
+        return []
+    slurmds = [f"slurmd-{name}" for name in testbed.shape.node_names] if "gres.conf" in changed else []
+    return ["slurmctld", *slurmds] if changed else []
 
 
 def _contents(directory: Path) -> dict[str, tuple[int, bytes]]:
