@@ -2,7 +2,7 @@
 -- Pure functions: strings and numbers in, tables out.
 
 local load = ...
-local LONGEST = load("gpushare_fields").LONGEST -- longer fields are not taken apart
+local LONGEST = load("gpushare_protocol").LONGEST -- longer fields are not taken apart
 
 local M = {}
 
@@ -100,13 +100,6 @@ function M.tasks(read)
     return tasks, true
   end
   return math.max(1, per_node), per_node > 0
-end
-
-M.SEVERAL_NODES = "its node list (-w) names more than one node"
-
-function M.names_several_nodes(read)
-  local nodes = read("req_nodes")
-  return nodes ~= nil and not nodes:match("^[%w._-]+$")
 end
 
 -- Whether the job may ask for GPUs or shards at all: a quick look, before anything is taken apart.

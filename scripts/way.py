@@ -63,7 +63,7 @@ def noting(out: Path) -> Iterator[None]:
 def lua_modules() -> set[str]:
     """What the hook's and the filter's snippet load, directly and through each other."""
     seen: set[str] = set()
-    todo = ["job_submit", "gpushare", "cli_filter", "gpushare_cli"]
+    todo = ["job_submit", "cli_filter"]
     while todo:
         name = todo.pop()
         path = ROOT / "lua_bridge" / f"{name}.lua"

@@ -1,6 +1,6 @@
 """The user's consent in a job's comment: ``gpushare:TOKEN,max=10``.
 
-docs/hook.md has the grammar. The submit hook and the client filter read the same one (lua_bridge/gpushare_consent.lua),
+docs/hook.md has the grammar. The submit hook and the client filter read the same one (lua_bridge/gpushare_job.lua),
 and a test feeds all three with the same comments.
 """
 

@@ -1,7 +1,7 @@
 """The last good settings: what stays in force while gpushare.conf is broken or away.
 
 The helper and the samplers keep a copy of each gpushare.conf that they could read. Commands, the hook
-(lua_bridge/gpushare_conf.lua) and the prolog (prolog/common.sh) read the same copy; its first line says of which file.
+(lua_bridge/gpushare_site.lua) and the prolog (prolog/common.sh) read the same copy; its first line says of which file.
 """
 
 from __future__ import annotations

@@ -92,21 +92,13 @@ def without_settings(text: str, names: Iterable[str]) -> str:
 SCRIPTS = {
     "job_submit.lua": (
         "gpushare_protocol",
-        "gpushare_conf",
-        "gpushare_consent",
-        "gpushare_fields",
-        "gpushare_nodes",
+        "gpushare_job",
         "gpushare_request",
-        "gpushare_single",
-        "gpushare_gang",
-        "gpushare_store",
-        "gpushare_tag",
+        "gpushare_gpus",
+        "gpushare_site",
         "gpushare_share",
-        "gpushare_places",
-        "gpushare_change",
-        "gpushare",
     ),
-    "cli_filter.lua": ("gpushare_protocol", "gpushare_fields", "gpushare_consent", "gpushare_request", "gpushare_cli"),
+    "cli_filter.lua": ("gpushare_protocol", "gpushare_job", "gpushare_request"),
 }
 
 

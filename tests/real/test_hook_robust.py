@@ -88,7 +88,7 @@ def test_broken_files_cost_only_sharing(shared: Testbed) -> None:
 def test_missing_module_does_not_keep_slurmctld_from_starting(shared: Testbed) -> None:
     bridge = shared.dir / "bridge"
     shutil.copytree(resource_dir("lua_bridge"), bridge)
-    (bridge / "gpushare.lua").unlink()
+    (bridge / "gpushare_share.lua").unlink()
     (shared.layout.etc / "job_submit.lua").write_text(f'return dofile("{bridge}/job_submit.lua")\n')
     shared.restart("slurmctld")
     job = sbatch(shared, "-n1")

@@ -99,7 +99,7 @@ return function(run, tokens, seed, cases)
     local job = random_job(tokens)
     local desc, after = run.descriptor(job, math.random() < 0.9)
     local _, before = run.descriptor(job)
-    local rc = run.hook.job_submit(desc, run.partitions, 1000)
+    local rc = slurm_job_submit(desc, run.partitions, 1000)
     assert(rc == slurm.SUCCESS or rc == slurm.ESLURM_ACCESS_DENIED, "rc " .. tostring(rc))
     local changed = after.admin_comment ~= before.admin_comment
     local tag = changed and after.admin_comment:match("GS1:%S*$")

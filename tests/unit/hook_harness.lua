@@ -41,17 +41,10 @@ for name in ([[admin_comment clusters comment cpus_per_tres features mem_per_tre
   STRINGS[name] = true
 end
 
-local site = { models = {} } -- what configure writes into the scripts; gpushare.conf is enough for most tests
-local loaded = {}
-
-local function load(name)
-  if not loaded[name] then
-    loaded[name] = assert(loadfile(bridge .. "/" .. name .. ".lua"))(load, site)
-  end
-  return loaded[name]
-end
-
-local run = { fetched = {}, said = said, logged = logged, site = site, load = load, hook = load("gpushare") }
+-- What configure writes into the scripts is in `site`; gpushare.conf is enough for most tests.
+local _, load, site = dofile(bridge .. "/job_submit.lua")
+local _, client, clients_site = dofile(bridge .. "/cli_filter.lua")
+local run = { fetched = {}, said = said, logged = logged, site = site, load = load, client = client, clients_site = clients_site }
 
 -- A job descriptor like slurmctld's: an empty table whose metatable answers, refuses nil, and here also raises on any
 -- field outside of the hook's allow-list. `fail_on` makes writing that field raise.
@@ -131,7 +124,7 @@ function run.submit(given, options)
   options = options or {}
   local desc, values = run.descriptor(given, options.batch ~= false, options.fail_on)
   local _, before = run.descriptor(given)
-  local result = run.hook.job_submit(desc, run.partitions, options.uid or 1000)
+  local result = slurm_job_submit(desc, run.partitions, options.uid or 1000)
   run.report(result, before, values)
 end
 
@@ -142,11 +135,11 @@ function run.modify(given, record, options)
   local _, before = run.descriptor(given)
   local job = setmetatable({}, {
     __index = function(_, name)
-      assert(load("gpushare_fields").RECORD[name], "read the job's " .. name)
+      assert(load("gpushare_job").RECORD[name], "read the job's " .. name)
       return record[name]
     end,
   })
-  local result = run.hook.job_modify(desc, job, run.partitions, options.uid or 1000)
+  local result = slurm_job_modify(desc, job, run.partitions, options.uid or 1000)
   run.report(result, before, values)
 end
 

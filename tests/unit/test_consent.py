@@ -97,7 +97,7 @@ def said_by_hook(hook: LuaHook, comments: list[str]) -> list[object]:
     written = ", ".join(literal(comment) for comment in comments)
     printed = hook.chunk(
         f"""for _, comment in ipairs({{ {written} }}) do
-          local consent, unclear = run.load("gpushare_consent").parse(comment)
+          local consent, unclear = run.load("gpushare_job").consent(comment)
           if unclear then print("unclear") elseif not consent then print("nothing")
           else print(string.format("%s %d %s", consent.token, consent.max or -1, tostring(consent.cpus_auto == true)))
           end
@@ -125,7 +125,7 @@ def sent_by_client(hook: LuaHook, comments: list[str]) -> list[str]:
     printed = hook.chunk(
         f"""for _, comment in ipairs({{ {written} }}) do
           local options = {{ type = "sbatch", comment = comment }}
-          run.load("gpushare_cli").pre_submit(options)
+          slurm_cli_pre_submit(options)
           print((options.comment:gsub(".", function(char) return string.format("%02x", char:byte()) end)))
         end"""
     )
@@ -159,7 +159,7 @@ WORDS_OF_A_COMMENT += ["max-1", "xmax=1", "max10", "cpu=1", "requeued=1", "gpush
 def test_the_same_words_are_options_in_both_languages(interpreter: str, tmp_path: Path) -> None:
     written = ", ".join(literal(word) for word in WORDS_OF_A_COMMENT)
     printed = make_hook(interpreter, tmp_path).chunk(
-        f"""for _, word in ipairs({{ {written} }}) do print(run.load("gpushare_consent").is_option(word)) end"""
+        f"""for _, word in ipairs({{ {written} }}) do print(run.load("gpushare_job").is_option(word)) end"""
     )
     assert printed.split() == [str(OPTION.fullmatch(word) is not None).lower() for word in WORDS_OF_A_COMMENT]
 

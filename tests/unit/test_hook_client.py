@@ -20,9 +20,8 @@ def hook(request: pytest.FixtureRequest, tmp_path: Path) -> LuaHook:
 def filtered(hook: LuaHook, comment: str) -> tuple[str, str]:
     """The comment that leaves the user's side, and what the user is told."""
     out = hook.chunk(
-        f"""local client = run.load("gpushare_cli")
-        local options = {{ type = "sbatch", comment = {literal(comment)} }}
-        assert(client.pre_submit(options, 0) == slurm.SUCCESS)
+        f"""local options = {{ type = "sbatch", comment = {literal(comment)} }}
+        assert(slurm_cli_pre_submit(options, 0) == slurm.SUCCESS)
         print(options.comment); print(run.logged[1] or "")"""
     )
     kept, told = out.rstrip("\n").split("\n") if out.count("\n") > 1 and not out.endswith("\n\n") else (out.strip(), "")
@@ -77,9 +76,8 @@ def step(
     hook: LuaHook, options: dict[str, str], shards: int = 2, environment: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str] | None:
     out = hook.chunk(
-        f"""local client = run.load("gpushare_cli")
-        local options, environment = {literal(options)}, {literal(dict(environment))}
-        local wanted = client.step_options(
+        f"""local options, environment = {literal(options)}, {literal(dict(environment))}
+        local wanted = run.client.step_options(
           function(name) return options[name] end, "{shards}", function(name) return environment[name] end)
         for name, value in pairs(wanted or {{ none = "" }}) do print(name .. "=" .. value) end"""
     )
@@ -169,7 +167,7 @@ def test_a_gang_whose_tasks_cannot_be_bound_as_they_ask_is_told(hook: LuaHook) -
         options = {"ntasks": str(tasks), "tres-bind": bind}
         out = hook.chunk(
             f"""local options, environment = {literal(options)}, {literal(GANG)}
-            local _, line = run.load("gpushare_cli").step_options(
+            local _, line = run.client.step_options(
               function(name) return options[name] end, "4", function(name) return environment[name] end)
             print(line or "")"""
         )
@@ -184,10 +182,10 @@ def test_a_gang_whose_tasks_cannot_be_bound_as_they_ask_is_told(hook: LuaHook) -
 def renamed(hook: LuaHook, options: dict[str, str], *, is_step: bool) -> dict[str, str]:
     """The options that srun gets instead, on a site whose V100s and P100s have one type for each index."""
     out = hook.chunk(
-        f"""run.site.models.v100, run.site.models.p100 = "gpu[0-1]", "old[0-1]"
+        f"""run.clients_site.models.v100, run.clients_site.models.p100 = "gpu[0-1]", "old[0-1]"
         local options = {literal(options)}
         local get = function(name) return options[name] end
-        local wanted = run.load("gpushare_cli").without_model(get, {str(is_step).lower()})
+        local wanted = run.client.without_model(get, {str(is_step).lower()})
         for name, value in pairs(wanted or {{}}) do print(name .. "=" .. value) end"""
     )
     return dict(line.split("=", 1) for line in out.splitlines())
@@ -229,7 +227,7 @@ def test_step_of_a_shared_job_takes_what_the_job_has_for_each_gpu(hook: LuaHook)
         environment = {"SLURM_CPUS_PER_GPU": "4", "SLURM_MEM_PER_GPU": "1000", "SLURM_STEP_GRES": f"{prefix}shard:1"}
         out = hook.chunk(
             f"""local environment, options = {literal(environment)}, {{ gpus = "1", ["cpus-per-gpu"] = "4" }}
-            local wanted = run.load("gpushare_cli").step_options(
+            local wanted = run.client.step_options(
               function(name) return options[name] end, "1", function(name) return environment[name] end)
             for name, value in pairs(wanted) do print(name .. "=" .. value) end"""
         )
@@ -239,8 +237,7 @@ def test_step_of_a_shared_job_takes_what_the_job_has_for_each_gpu(hook: LuaHook)
 
 def test_fault_never_stops_the_command(hook: LuaHook) -> None:
     out = hook.chunk(
-        """local client = run.load("gpushare_cli")
-        local options = setmetatable({}, { __index = function() error("boom") end })
-        print(client.pre_submit(options, 0) == slurm.SUCCESS)"""
+        """local options = setmetatable({}, { __index = function() error("boom") end })
+        print(slurm_cli_pre_submit(options, 0) == slurm.SUCCESS)"""
     )
     assert out == "true\n"

@@ -167,9 +167,13 @@ def test_hook_never_writes_its_file(hook: LuaHook) -> None:
         "cases.lua", "gpushare.conf", "gpushare.generated.conf", "hook.sqlite",
     ]  # fmt: skip
     refused = hook.chunk(
-        f"""local store = run.load("gpushare_store")
+        f"""local store = run.load("gpushare_share")
         store.look_up("{hook.hook_file}", "{KNOWN}")
-        local _, connection = debug.getupvalue(store.close, 1)
+        local name, connection, i = nil, nil, 0
+        repeat
+          i = i + 1
+          name, connection = debug.getupvalue(store.look_up, i)
+        until name == "connection"
         print(connection:execute("DELETE FROM workload"))"""
     )
     assert "readonly" in refused
@@ -191,7 +195,7 @@ def test_job_is_put_back_if_a_field_cannot_be_written(hook: LuaHook, field: str)
 
 
 def test_fault_of_ours_never_refuses_a_job(hook: LuaHook) -> None:
-    (answer,) = hook.answers(f'run.load("gpushare_single").of = function() error("boom") end run.submit({JOB})')
+    (answer,) = hook.answers(f'run.load("gpushare_gpus").single = function() error("boom") end run.submit({JOB})')
     assert (answer.code, answer.fields) == (0, {})
     assert "boom" in answer.logged[0]
 

@@ -89,7 +89,7 @@ def test_change_that_is_understood_passes(hook: LuaHook, request_text: str) -> N
 
 def fetched(hook: LuaHook, **desc: str) -> list[str]:
     """The fields that slurmctld was asked for, in order."""
-    lua = f"run.hook.job_submit(run.descriptor({literal(desc)}, true), run.partitions, {USER})"
+    lua = f"slurm_job_submit(run.descriptor({literal(desc)}, true), run.partitions, {USER})"
     return hook.chunk(lua + "\nprint(table.concat(run.fetched, ' '))").split()
 
 

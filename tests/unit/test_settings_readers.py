@@ -77,10 +77,10 @@ done"""
 _LUA = """
 local directory, loaded = arg[1], {}
 local function load(name)
-  loaded[name] = loaded[name] or loadfile(directory .. "/" .. name .. ".lua")(load)
+  loaded[name] = loaded[name] or loadfile(directory .. "/" .. name .. ".lua")(load, {})
   return loaded[name]
 end
-local conf = load("gpushare_conf")
+local conf = load("gpushare_site")
 local function flat(value)
   if type(value) ~= "table" then return tostring(value) end
   local list = {}

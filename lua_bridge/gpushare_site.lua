@@ -1,0 +1,382 @@
+-- What the hook knows of the site: its settings, its partitions, and which GPU models and how many CPUs they have for a job.
+
+local load, site = ...
+local jobs = load("gpushare_job")
+local KEYS, PLACES = load("gpushare_protocol").KEYS, load("gpushare_protocol").PLACES
+local request = load("gpushare_request")
+
+local M = {}
+
+-- Settings: gpushare.conf, and the file that `gpushare configure` writes beside it.
+
+-- The items of a list with commas, and the set of them; nil if one of them has a blank in it.
+local function items(text)
+  local list, set = {}, {}
+  for part in text:gmatch("[^,]+") do
+    local item = part:match("^[ \t\r]*(.-)[ \t\r]*$")
+    if item:find("[ \t\r]") then
+      return nil
+    elseif item ~= "" then
+      list[#list + 1], set[item] = item, true
+    end
+  end
+  return list, set
+end
+
+-- A parser for each kind of value: text and key in, value out, nil if the text is none.
+local PARSERS = {}
+
+function PARSERS.whole(text, key)
+  local value = text:match("^%d+$") and tonumber(text)
+  return value and value >= tonumber(key.bounds[1]) and value <= tonumber(key.bounds[2]) and value or nil
+end
+
+function PARSERS.choice(text, key)
+  for _, word in ipairs(key.bounds) do
+    if text:lower() == word then
+      return word
+    end
+  end
+  return nil
+end
+
+function PARSERS.names(text)
+  local _, set = items(text)
+  return set
+end
+
+-- Names of which there must be one, and each once.
+function PARSERS.models(text)
+  local list, set = items(text)
+  for i, name in ipairs(list or {}) do
+    for j = 1, i - 1 do
+      if list[j] == name then
+        return nil
+      end
+    end
+  end
+  return list and list[1] and set or nil
+end
+
+function PARSERS.per_partition(text)
+  local list, result = items(text), {}
+  for _, item in ipairs(list or {}) do
+    local name, value = item:match("^(.+):(%d+)$")
+    if not name then
+      return nil
+    end
+    result[name] = tonumber(value)
+  end
+  return list and result
+end
+
+-- "22.05.8" -> 220508, so that versions compare as numbers. Empty or odd: taken for a recent release.
+function PARSERS.version(text)
+  local major, minor, micro = text:match("(%d+)%.(%d+)%.?(%d*)")
+  return major and tonumber(major) * 10000 + tonumber(minor) * 100 + (tonumber(micro) or 0) or math.huge
+end
+
+function PARSERS.path(text)
+  return text:sub(1, 1) == "/" and text or nil
+end
+
+local EMPTY = "there is no setting in it"
+
+-- Whether a file has no setting at all: a full disk or a cut-off copy leaves such files.
+local function is_empty(text)
+  return not text:gsub("#[^\n]*", ""):find("[^ \t\r\n]")
+end
+
+-- The settings in `text` by key; nil and why not if something else is in it.
+local function read(text)
+  local given = {}
+  for line in text:gmatch("[^\n]+") do
+    line = line:gsub("#.*", ""):match("^[ \t\r]*(.-)[ \t\r]*$")
+    if line ~= "" then
+      local name, value = line:match("^([^=]-)[ \t\r]*=[ \t\r]*(.*)$")
+      local key = name and name:lower()
+      if not key or not PLACES[key] or given[key] then
+        return nil, "bad line: " .. line
+      end
+      given[key] = value
+    end
+  end
+  return given
+end
+
+-- What the generated file says of its own keys; nil and why not.
+local function read_generated(text)
+  local given, why = read(text)
+  for key in pairs(given or {}) do
+    if PLACES[key] == "site" then
+      given[key] = nil
+    end
+  end
+  if given and next(given) == nil then
+    return nil, EMPTY
+  end
+  return given, why
+end
+
+-- The settings in the texts of gpushare.conf and of the generated file, where there is one; nil and why not.
+-- `moved` in them has the keys of gpushare.conf that belong elsewhere.
+function M.parse(text, generated)
+  local given, why = read(text)
+  local worked_out = {}
+  if given and generated then
+    worked_out, why = read_generated(generated)
+  end
+  if not (given and worked_out) then
+    return nil, why
+  end
+  local settings, moved = {}, {}
+  for key, rule in pairs(KEYS) do
+    local value = PARSERS[rule.kind](worked_out[key] or given[key] or rule.default, rule)
+    if value == nil then
+      return nil, "bad value for " .. key
+    end
+    settings[rule.attribute] = value
+  end
+  for key in pairs(given) do
+    if PLACES[key] ~= "site" then
+      moved[#moved + 1] = key
+    end
+  end
+  table.sort(moved)
+  settings.moved = #moved > 0 and table.concat(moved, ", ") or nil
+  return settings
+end
+
+local function variable(name)
+  local value = os.getenv(name)
+  return value ~= "" and value or nil
+end
+
+-- Where the file is: GPUSHARE_CONF, else beside slurm.conf, else the usual place.
+local function conf_path()
+  local beside = (variable("SLURM_CONF") or ""):match("^(.*/)") or "/etc/slurm/"
+  return variable("GPUSHARE_CONF") or beside .. "gpushare.conf"
+end
+
+-- A file's text; nil, why not, and whether there is none.
+local function text_of(path)
+  local file, why, code = io.open(path, "r")
+  local text = file and file:read("*a")
+  if file then
+    file:close()
+  end
+  return text, why or (path .. ": cannot be read"), code == 2
+end
+
+-- Where the helper keeps the last settings that it could read (slurm_gpushare/protocol/settings_in_force.py).
+local function last_good(path)
+  local text = text_of(variable("GPUSHARE_LAST_GOOD") or "/var/lib/gpushare/gpushare.conf.good")
+  if not text or text:match("^[^\n]*") ~= "# last good settings of " .. path then
+    return nil
+  end
+  return (M.parse(text))
+end
+
+local cached_text, cached_generated, cached, cached_why, looked_at
+
+-- The settings in force, or nil, and what is wrong with the files if something is: then the last good ones stay in force.
+-- The files are looked at again once a second at most.
+function M.settings()
+  local now = os.time()
+  if looked_at == now then
+    return cached, cached_why
+  end
+  looked_at = now
+  local path = conf_path()
+  local text, why = text_of(path)
+  local generated, no_generated, absent = text_of((path:gsub("%.conf$", "")) .. ".generated.conf")
+  if not text or not (generated or absent) then
+    cached_text, cached_why = nil, text and no_generated or why
+  elseif text ~= cached_text or generated ~= cached_generated then
+    local found
+    if is_empty(text) then
+      cached_why = EMPTY
+    else
+      found, cached_why = M.parse(text, generated)
+    end
+    cached_text, cached_generated, cached = text, generated, found or cached
+    cached_why = cached_why and (path .. ": " .. cached_why)
+  end
+  if not cached then
+    cached = last_good(path)
+  end
+  return cached, cached_why
+end
+
+-- Nodes. Several partitions may have the same nodes, so a partition's name alone does not say whether they share.
+
+-- A partition with more nodes than this is taken to have nodes that share: the names are gone through one by one.
+local MOST_NODES = 100000
+
+-- Calls visit(name) for each name of one item, "gpu[0-2,7]" or "r[0-1]n[0-9]", until it answers true.
+local function each_of_item(item, visit)
+  local before, inside, after = item:match("^([^%[]*)%[([^%]]*)%](.*)$")
+  if not before then
+    return visit(item)
+  end
+  for part in inside:gmatch("[^,]+") do
+    local low, high = part:match("^(%d+)%-(%d+)$")
+    low = low or part
+    for number = tonumber(low) or 0, tonumber(high or low) or 0 do
+      local padded = string.format("%0" .. #low .. "d", number)
+      if each_of_item(before .. padded .. after, visit) then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+-- Calls visit(name) for each node of a list as Slurm writes it, until it answers true. Whether it did.
+local function each_node(list, visit)
+  local from, inside = 1, false
+  for at, char in (list .. ","):gmatch("()([,%[%]])") do
+    if char ~= "," then
+      inside = char == "["
+    elseif not inside then
+      if at > from and each_of_item(list:sub(from, at - 1), visit) then
+        return true
+      end
+      from = at + 1
+    end
+  end
+  return false
+end
+
+-- The lists change only when somebody changes Slurm's configuration: one a model and one of all are remembered.
+local MOST_LISTS = 16
+local known_lists, lists = {}, 0
+
+local function known(list)
+  if not known_lists[list] then
+    local set = {}
+    each_node(list, function(name)
+      set[name] = true
+    end)
+    if lists >= MOST_LISTS then
+      known_lists, lists = {}, 0
+    end
+    known_lists[list], lists = { set = set, answers = {} }, lists + 1
+  end
+  return known_lists[list]
+end
+
+-- Whether two lists of nodes have a name in common.
+local function overlap(ours, theirs)
+  if theirs:upper() == "ALL" then
+    return ours ~= ""
+  end
+  local set, answers = known(ours).set, known(ours).answers
+  if answers[theirs] == nil then
+    local seen = 0
+    answers[theirs] = each_node(theirs, function(name)
+      seen = seen + 1
+      return set[name] or seen > MOST_NODES
+    end)
+  end
+  return answers[theirs]
+end
+
+-- Partitions.
+
+-- The names in a job's partition field, the default one if it has none.
+local function partition_names(text, part_list)
+  local list = {}
+  for name in (text or ""):gmatch("[^,]+") do
+    list[#list + 1] = name
+  end
+  if #list == 0 then
+    for name, partition in pairs(part_list or {}) do
+      if jobs.value(partition, jobs.PARTITION, "flag_default") == 1 then
+        list[1] = name
+      end
+    end
+  end
+  return list
+end
+
+-- The nodes of a partition as Slurm writes them; "" if this user has no such partition.
+local function nodes_of(part_list, name)
+  local partition = (part_list or {})[name]
+  return partition and jobs.value(partition, jobs.PARTITION, "nodes") or ""
+end
+
+-- All nodes with GPUs that may be shared: those that `configure` knew, and those of the partitions in gpushare.conf.
+local function sharing_nodes(part_list, shared)
+  local found = {}
+  for _, names in pairs(site.models) do
+    found[#found + 1] = names
+  end
+  for name in pairs(shared) do
+    found[#found + 1] = nodes_of(part_list, name)
+  end
+  table.sort(found) -- the same text every time: it is the key of what is remembered of it
+  return table.concat(found, ",")
+end
+
+-- Where a job may run whose partition field is `text`: {list = its partitions, all_shared, ours = whether one of them has
+-- nodes that share}.
+function M.place(text, part_list, settings)
+  if text and #text > jobs.LONGEST then
+    return { list = {}, all_shared = false, ours = true }
+  end
+  local shared = settings and settings.partitions or {}
+  local list = partition_names(text, part_list)
+  local all_shared, ours = #list > 0, false
+  for _, name in ipairs(list) do
+    all_shared = all_shared and shared[name] or false
+    ours = ours or shared[name] or false
+  end
+  if not ours then
+    local sharing = sharing_nodes(part_list, shared)
+    for _, name in ipairs(list) do
+      ours = ours or overlap(sharing, nodes_of(part_list, name))
+    end
+  end
+  return { list = list, all_shared = all_shared, ours = ours }
+end
+
+-- The models whose GPUs have one type an index, so that gpu:MODEL is a name of ours.
+function M.models(settings)
+  local found = {}
+  for _, models in ipairs({ site.models, settings and settings.gpu_models or {} }) do
+    for model in pairs(models) do
+      found[model] = true
+    end
+  end
+  return found
+end
+
+-- The models that the job may get: those of its partitions' nodes, and of these the one that it names itself.
+function M.possible_models(list, part_list, settings, features)
+  local named = request.named_model(features, settings.gpu_models)
+  local found = {}
+  for model in pairs(settings.gpu_models) do
+    local having = site.models[model] -- nil: `configure` did not know it yet
+    for _, name in ipairs((not named or named == model) and list or {}) do
+      found[model] = found[model] or having == nil or overlap(having, nodes_of(part_list, name)) or nil
+    end
+  end
+  return found
+end
+
+-- How many CPUs of a node a job may have in all of these partitions: MaxCPUsPerNode, and what a node has on average.
+function M.most_cpus(part_list, list)
+  local most = math.huge
+  for _, name in ipairs(list) do
+    local value = jobs.reader((part_list or {})[name] or {}, jobs.PARTITION)
+    local cpus, nodes = value("total_cpus") or 0, value("total_nodes") or 0
+    if cpus > 0 and nodes > 0 then
+      most = math.min(most, math.floor(cpus / nodes))
+    end
+    most = math.min(most, value("max_cpus_per_node") or most)
+  end
+  return math.max(1, most)
+end
+
+return M
