@@ -8,20 +8,34 @@
 PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 
-gs_conf_file() {
-  if [[ -n ${GPUSHARE_CONF:-} ]]; then
-    gs_conf=$GPUSHARE_CONF
-  elif [[ -n ${SLURM_CONF:-} ]]; then
-    gs_conf=${SLURM_CONF%/*}/gpushare.conf
-  else
-    gs_conf=/etc/slurm/gpushare.conf
-  fi
-}
-
-# GS_KEYS and what releases of Slurm can do, from slurm_gpushare/protocol/.
-gs_protocol=$(readlink -f -- "${BASH_SOURCE[0]}")
-# shellcheck source=protocol.sh
-. "${gs_protocol%/*}/protocol.sh" || return
+# >>> made
+# Written by scripts/make_reference.py from slurm_gpushare/protocol/: edit there, then run 'make reference'.
+# Kinds and defaults of the settings that a node needs, and the names of all others.
+declare -gA GS_KINDS=(
+  [partitions]=names
+  [spooldir]=path
+  [dcgmjobmappingdir]=optional_path
+  [epiloghold]=number:0:2
+  [frameworkmemory]=choice:grow:leave
+  [slurmuser]=text
+  [statedir]=path
+)
+declare -gA GS_DEFAULTS=(
+  [partitions]=''
+  [spooldir]='/var/spool/gpushare'
+  [dcgmjobmappingdir]=''
+  [epiloghold]='1'
+  [frameworkmemory]='grow'
+  [slurmuser]='slurm'
+  [statedir]='/run/gpushare'
+)
+GS_SITE='partitions shardspergpu gpumodel storeurl hookfile spooldir recordsto publicdir dcgmjobmappingdir probeseconds
+backend leaseseconds tickseconds epiloghold keepdays policy objective shareacross sharegangs residentbudget
+guestcap extendtimelimit frameworkmemory onslowdown rawshards'
+GS_NOT_OF_SITE='slurmversion gpuspernode defcpupergpu defmempergpu slurmuser nodeusers mungesocket statedir sampleseconds
+interimseconds heartbeatseconds memoryheadroom pausemost'
+GS_WRITES_GRES_WITH_SLASH=231100
+# <<< made
 
 # Takes blanks off both ends of $1; sets gs_trimmed.
 gs_trim() {
@@ -34,7 +48,7 @@ gs_parse_value() {
   local bounds=${1#*:} whole
   gs_value=$2
   case ${1%%:*} in
-    names) gs_read_names "$2" && gs_value=$gs_names ;;
+    names) gs_parse_names "$2" ;;
     path) [[ $2 == /* ]] ;;
     optional_path) [[ -z $2 || $2 == /* ]] ;;
     text) [[ -n $2 ]] ;;
@@ -47,69 +61,66 @@ gs_parse_value() {
   esac
 }
 
-# Reads file $1, of the keys there those of the places $2 alone, into gs_ATTRIBUTE; gs_seen becomes the keys. False if there
-# is no such file or if it has a mistake: what could be read is then set all the same.
+# Sets gs_value to the names in a list with commas; false if one of them has a blank in it.
+gs_parse_names() {
+  local part rest=$1,
+  gs_value=''
+  while [[ -n $rest ]]; do
+    gs_trim "${rest%%,*}"
+    part=$gs_trimmed rest=${rest#*,}
+    [[ $part != *[$' \t\r']* ]] || return
+    [[ -z $part ]] || gs_value+=${gs_value:+,}$part
+  done
+}
+
+# Reads file $1, of the keys there those named in $2 alone, into gs_KEY; gs_seen becomes the keys. False if there is no such
+# file or if it has a mistake: what could be read is then set all the same.
 gs_parse_file() {
-  local line key place attribute kind bad=0
+  local line key all=" ${GS_SITE//$'\n'/ } ${GS_NOT_OF_SITE//$'\n'/ } " bad=0
   gs_seen=' '
   [[ -r $1 && -f $1 ]] || return 1 # to open a pipe would wait for a writer, for ever
   while IFS= read -r line || [[ -n $line ]]; do
     gs_trim "${line%%#*}"
     line=$gs_trimmed
     [[ -n $line ]] || continue
-    [[ $line == *=* ]] || { bad=1; continue; }
     gs_trim "${line%%=*}"
     key=${gs_trimmed,,}
-    [[ $key =~ ^[a-z]+$ && -n ${GS_KEYS[$key]:-} && $gs_seen != *" $key "* ]] || { bad=1; continue; }
-    read -r place attribute kind _ <<<"${GS_KEYS[$key]}"
-    [[ " $2 " == *" $place "* ]] || continue
+    [[ $line == *=* && $key =~ ^[a-z]+$ && $all == *" $key "* && $gs_seen != *" $key "* ]] || { bad=1; continue; }
+    [[ " ${2//$'\n'/ } " == *" $key "* ]] || continue
     gs_seen+="$key "
-    [[ $attribute != - ]] || continue
+    [[ -n ${GS_KINDS[$key]:-} ]] || continue
     gs_trim "${line#*=}"
-    gs_parse_value "$kind" "$gs_trimmed" && printf -v "gs_$attribute" %s "$gs_value" || bad=1
+    gs_parse_value "${GS_KINDS[$key]}" "$gs_trimmed" && printf -v "gs_$key" %s "$gs_value" || bad=1
   done <"$1"
   ((!bad))
 }
 
-# Sets gs_partitions, gs_state_dir and what else the scripts need from gpushare.conf $1 and the file that configure writes
+# Sets gs_partitions, gs_statedir and what else the scripts need from gpushare.conf $1 and the file that configure writes
 # beside it. False if there is none, or if one has a mistake: what could be read is then set all the same.
 gs_parse_conf() {
-  local key attribute default bad=0 seen generated=${1%.conf}.generated.conf
-  for key in "${!GS_KEYS[@]}"; do
-    read -r _ attribute _ default <<<"${GS_KEYS[$key]}"
-    [[ $attribute == - ]] || printf -v "gs_$attribute" %s "$default"
-  done
-  gs_parse_file "$1" 'site generated constant' || bad=1
+  local key bad=0 seen generated=${1%.conf}.generated.conf
+  for key in "${!GS_DEFAULTS[@]}"; do printf -v "gs_$key" %s "${GS_DEFAULTS[$key]}"; done
+  gs_parse_file "$1" "$GS_SITE $GS_NOT_OF_SITE" || bad=1
   seen=$gs_seen
   if [[ -e $generated ]]; then
-    gs_parse_file "$generated" 'generated constant' && [[ $gs_seen != ' ' ]] || bad=1
+    gs_parse_file "$generated" "$GS_NOT_OF_SITE" && [[ $gs_seen != ' ' ]] || bad=1
   fi
   gs_seen=$seen
   ((!bad))
 }
 
-# Sets gs_names to the names in a list with commas; false if one of them has a blank in it.
-gs_read_names() {
-  local part rest=$1,
-  gs_names=''
-  while [[ -n $rest ]]; do
-    gs_trim "${rest%%,*}"
-    part=$gs_trimmed rest=${rest#*,}
-    [[ $part != *[$' \t\r']* ]] || return
-    [[ -z $part ]] || gs_names+=${gs_names:+,}$part
-  done
-}
-
-# Reads gpushare.conf; where it is away, has a mistake or not a single setting, the copy of the last good one that a sampler has kept
-# (slurm_gpushare/protocol/settings_in_force.py). False if there is neither: what could be read is then set all the same.
+# Reads gpushare.conf; where it is away, has a mistake or not a single setting, the copy of the last good one that a sampler
+# has kept (slurm_gpushare/protocol/settings_in_force.py). False if there is neither: what could be read is then set all
+# the same.
 gs_read_conf() {
-  local copy=${GPUSHARE_LAST_GOOD:-/var/lib/gpushare/gpushare.conf.good} first=''
-  gs_conf_file
-  gs_parse_conf "$gs_conf" && [[ $gs_seen != ' ' ]] && return
+  local conf=/etc/slurm/gpushare.conf copy=${GPUSHARE_LAST_GOOD:-/var/lib/gpushare/gpushare.conf.good} first=''
+  [[ -z ${SLURM_CONF:-} ]] || conf=${SLURM_CONF%/*}/gpushare.conf
+  conf=${GPUSHARE_CONF:-$conf}
+  gs_parse_conf "$conf" && [[ $gs_seen != ' ' ]] && return
   if [[ -r $copy && -f $copy ]]; then
     IFS= read -r first <"$copy"
-    [[ $first == "# last good settings of $gs_conf" ]] && gs_parse_conf "$copy" && return
-    gs_parse_conf "$gs_conf"
+    [[ $first == "# last good settings of $conf" ]] && gs_parse_conf "$copy" && return
+    gs_parse_conf "$conf"
   fi
   return 1
 }
@@ -119,7 +130,7 @@ gs_read_job() {
   gs_job=${SLURM_JOB_ID:-}
   gs_node=${SLURMD_NODENAME:-$(hostname -s)}
   [[ $gs_job =~ ^[0-9]{1,10}$ && $gs_node =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || return 1
-  gs_node_dir=$gs_state_dir/nodes/$gs_node
+  gs_node_dir=$gs_statedir/nodes/$gs_node
 }
 
 # Whether the job runs in a partition whose jobs share.
@@ -163,6 +174,15 @@ gs_is_process() {
   gs_read_stat "$1" && [[ ${gs_stat[GS_START]} == "$2" ]]
 }
 
+# Closes all but the first three descriptors: slurmd waits until nobody has its own open any more.
+gs_close_all() {
+  local fd
+  for fd in /proc/"$BASHPID"/fd/*; do
+    fd=${fd##*/}
+    ((fd > 2)) && eval "exec $fd>&-"
+  done
+}
+
 # Makes a lock file that only we can open: whoever can open one can hold the lock.
 gs_private_lock() {
   [[ -e $1 ]] || (umask 077 && : >>"$1")
@@ -173,16 +193,16 @@ gs_private_lock() {
 # may have added it to some that Slurm does not name (slurm_gpushare/node/sampler.py). Others' lines stay.
 gs_dcgm() {
   local gpu file line kept found gpus=("${gs_gpus[@]}")
-  [[ -n $gs_dcgm_job_mapping_dir ]] && (umask 022 && mkdir -p "$gs_dcgm_job_mapping_dir") || return 0
-  gs_private_lock "$gs_dcgm_job_mapping_dir/.gpushare.lock"
+  [[ -n $gs_dcgmjobmappingdir ]] && (umask 022 && mkdir -p "$gs_dcgmjobmappingdir") || return 0
+  gs_private_lock "$gs_dcgmjobmappingdir/.gpushare.lock"
   {
     flock -w 0.2 9 || return 0
     if [[ $1 != add ]]; then
       gpus=()
-      for file in "$gs_dcgm_job_mapping_dir"/*; do [[ ${file##*/} =~ ^[0-9]{1,3}$ ]] && gpus+=("${file##*/}"); done
+      for file in "$gs_dcgmjobmappingdir"/*; do [[ ${file##*/} =~ ^[0-9]{1,3}$ ]] && gpus+=("${file##*/}"); done
     fi
     for gpu in "${gpus[@]}"; do
-      file=$gs_dcgm_job_mapping_dir/$gpu kept='' found=''
+      file=$gs_dcgmjobmappingdir/$gpu kept='' found=''
       if [[ -r $file ]]; then
         while IFS= read -r line || [[ -n $line ]]; do
           [[ $line == "$gs_job" ]] && found=1 && continue
@@ -199,5 +219,5 @@ gs_dcgm() {
         rm -f -- "$file"
       fi
     done
-  } 9>"$gs_dcgm_job_mapping_dir/.gpushare.lock"
+  } 9>"$gs_dcgmjobmappingdir/.gpushare.lock"
 }

@@ -2,7 +2,8 @@
 # Prolog drop-in: starts the sampler of a job that runs on a shared partition, and returns.
 # Runs as root. Always exits 0: anything else drains the node and holds the job.
 
-gs_here=$(readlink -f -- "${BASH_SOURCE[0]}") || exit 0
+gs_here=${BASH_SOURCE[0]}
+[[ ! -L $gs_here ]] || gs_here=$(readlink -f -- "$gs_here")
 gs_here=${gs_here%/*}
 # shellcheck source=common.sh
 . "$gs_here/common.sh" || exit 0
@@ -22,16 +23,13 @@ find_python() {
 # Its environment is empty but for what it needs: what somebody else may have put into slurmd's or into the job's must
 # not reach a process of root's. GPUSHARE_KEEP_ENV names further variables, such as a driver's in an unusual place.
 start_sampler() {
-  local fd i name kept=()
+  local i name kept=()
   for name in PATH SLURM_CONF GPUSHARE_CONF GPUSHARE_LAST_GOOD ${GPUSHARE_KEEP_ENV:-}; do
     [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ && -n ${!name:-} ]] && kept+=("$name=${!name}")
   done
   (
     cd / || exit
-    for fd in /proc/"$BASHPID"/fd/*; do
-      fd=${fd##*/}
-      ((fd > 2)) && eval "exec $fd>&-"
-    done
+    gs_close_all
     trap '' TERM INT HUP # until the sampler is up: an epilog may come before that
     IFS=, # joins the GPUs
     exec env -i "${kept[@]}" setsid nice -n 10 "$python" -I -m slurm_gpushare.node.sampler \
@@ -49,7 +47,7 @@ start_sampler() {
 # Users may enter what leads to their job's files, and list or write nothing.
 make_directories() {
   local directory
-  for directory in "$gs_state_dir" "$gs_state_dir/nodes" "$gs_node_dir" "$gs_node_dir/epoch" "$gs_node_dir/tokens"; do
+  for directory in "$gs_statedir" "$gs_statedir/nodes" "$gs_node_dir" "$gs_node_dir/epoch" "$gs_node_dir/tokens"; do
     [[ -d $directory ]] || install -d -m 711 "$directory" || return
   done
   mkdir -p "$gs_node_dir/jobs" "${gs_gpus[@]/#/$gs_node_dir/gpus/}"
@@ -118,9 +116,11 @@ main() {
   if read -r pid start _ 2>/dev/null <"$pid_file" && gs_is_process "$pid" "$start"; then
     return # run twice: the first sampler is at work
   fi
-  make_epoch_file "$gs_node_dir/epoch/$gs_job"
   # The task prolog, which is told no comment, must know it too.
-  takes_part && : >"$gs_node_dir/tokens/$gs_job"
+  if takes_part; then
+    : >"$gs_node_dir/tokens/$gs_job"
+    make_epoch_file "$gs_node_dir/epoch/$gs_job"
+  fi
   find_python
   if ((${#gs_gpus[@]})); then run_sampler; else run_searching_sampler; fi
 }

@@ -7,6 +7,7 @@ exits 3 where a file is out of date.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,24 +219,33 @@ def lua_protocol() -> str:
     return "\n".join([*parts, "", "return M", ""])
 
 
-def shell_key(key: Key) -> str:
-    about = f"{key.attribute} {':'.join((key.kind.name, *key.kind.bounds))}" if key.node else "- -"
-    return f"  [{key.name.lower()}]='{key.place} {about} {key.default if key.node else ''}'"
+def shell_words(keys: list[Key]) -> str:
+    return textwrap.fill(" ".join(key.name.lower() for key in keys), 112)
 
 
-def shell_protocol() -> str:
-    """What common.sh and the task prolog know of settings and releases."""
-    return "\n".join([
+def shell_protocol(script: str) -> str:
+    """common.sh with what it knows of settings and releases, between the two marks."""
+    node = [key for key in KEYS if key.node]
+    table = "\n".join([
         f"# {MADE}",
-        "# shellcheck shell=bash disable=SC2034",
-        "",
-        "# Key -> place, attribute, kind of value, default; \"-\" where no script of a node needs it.",
-        "declare -gA GS_KEYS=(",
-        *map(shell_key, KEYS),
+        "# Kinds and defaults of the settings that a node needs, and the names of all others.",
+        "declare -gA GS_KINDS=(",
+        *(f"  [{key.name.lower()}]={':'.join((key.kind.name, *key.kind.bounds))}" for key in node),
         ")",
-        *(f"GS_{name.upper()}={capability.since.number}" for name, capability in CAPABILITIES.items()),
+        "declare -gA GS_DEFAULTS=(",
+        *(f"  [{key.name.lower()}]='{key.default}'" for key in node),
+        ")",
+        f"GS_SITE='{shell_words(SITE)}'",
+        f"GS_NOT_OF_SITE='{shell_words([*GENERATED, *CONSTANT])}'",
+        f"GS_WRITES_GRES_WITH_SLASH={CAPABILITIES['writes_gres_with_slash'].since.number}",
         "",
     ])  # fmt: skip
+    before, _, rest = script.partition(MARK)
+    _, _, after = rest.partition(END_MARK)
+    return f"{before}{MARK}{table}{END_MARK}{after}"
+
+
+MARK, END_MARK = "# >>> made\n", "# <<< made\n"
 
 
 def main() -> None:
@@ -254,7 +264,7 @@ def main() -> None:
         "docs/configuration.md": page_configuration(),
         "share/examples/gpushare.conf": example_configuration(),
         "lua_bridge/gpushare_protocol.lua": lua_protocol(),
-        "prolog/protocol.sh": shell_protocol(),
+        "prolog/common.sh": shell_protocol((ROOT / "prolog/common.sh").read_text()),
     }
     stale = [name for name, text in files.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:

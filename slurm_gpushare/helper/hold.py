@@ -4,7 +4,7 @@
 while the helper lives, and is 0 once it has stopped), the time until which a hold is wanted (0: nobody waits), and the
 nodes that are not to hold, separated by commas.
 ``SpoolDir/hold/answers/NODE`` has the ids of the jobs on that node whose end the helper has looked at lately.
-``prolog/hold.sh`` reads both.
+``prolog/epilog.sh`` reads both.
 
 Files are overwritten in place, never replaced: a client of NFS asks the server again when it opens a file that it
 knows, while a new name may stay hidden from it for half a minute.

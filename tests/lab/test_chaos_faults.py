@@ -21,6 +21,6 @@ def test_a_fault_tries_until_it_meets_somebody() -> None:
 
 
 def test_only_who_holds_a_card_now_is_killed_in_a_hold(tmp_path: Path) -> None:
-    """Begin, end, beat, whether it was answered, job: as prolog/hold.sh writes them."""
+    """Begin, end, beat, whether it was answered, job: as prolog/epilog.sh writes them."""
     (tmp_path / "holds").write_text("1000 1900 5 0 7\n1500 2500 5 0 8\n1500 2500 5 1 9\n1800 2200 6 0 10\nnonsense\n")
     assert set(node_faults._open_holds([tmp_path / "holds", tmp_path / "none"], 2000)) == {"8", "10"}

@@ -32,8 +32,8 @@ class Readers:
 . {ROOT}/prolog/common.sh
 while IFS= read -r file; do
   gs_parse_conf "$file" && echo good || echo bad
-  printf '%s\\0' "$gs_partitions" "$gs_state_dir" "$gs_dcgm_job_mapping_dir" "$gs_spool_dir" \\
-    "$gs_slurm_user" "$gs_epilog_hold_s" "$gs_framework_memory"
+  printf '%s\\0' "$gs_partitions" "$gs_statedir" "$gs_dcgmjobmappingdir" "$gs_spooldir" \\
+    "$gs_slurmuser" "$gs_epiloghold" "$gs_frameworkmemory"
   echo
 done"""
         script = directory / "read.lua"
@@ -259,7 +259,7 @@ class TestTheGeneratedFile:
             assert settings_in_force() == good
             assert good.slurm_user == "new"
             done = subprocess.run(
-                ["bash", "-c", f'. {ROOT}/prolog/common.sh; gs_read_conf && echo "$gs_partitions $gs_slurm_user"'],
+                ["bash", "-c", f'. {ROOT}/prolog/common.sh; gs_read_conf && echo "$gs_partitions $gs_slurmuser"'],
                 capture_output=True, text=True, check=False, timeout=30,
             )  # fmt: skip
             assert done.stdout == "gpu new\n"
@@ -338,7 +338,7 @@ class TestTheLastGoodSettings:
         elif text is not None:
             conf.write_text(text)
         done = subprocess.run(
-            ["bash", "-c", f'. {ROOT}/prolog/common.sh; gs_read_conf && echo "$gs_partitions $gs_state_dir"'],
+            ["bash", "-c", f'. {ROOT}/prolog/common.sh; gs_read_conf && echo "$gs_partitions $gs_statedir"'],
             capture_output=True, text=True, check=False, timeout=30,
         )  # fmt: skip
         assert done.stdout == f"gpu {tmp_path}/state\n"

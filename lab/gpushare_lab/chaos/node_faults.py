@@ -77,7 +77,7 @@ def _hit_in_a_hold(site: ChaosSite) -> bool:
 
 
 def _holding(site: ChaosSite) -> set[str]:
-    """The jobs whose epilogs hold a card now, by the nodes' own record (prolog/hold.sh)."""
+    """The jobs whose epilogs hold a card now, by the nodes' own record (prolog/epilog.sh)."""
     return set(_open_holds(site.config.state_dir.glob("nodes/*/holds"), 1000 * time.time()))
 
 
