@@ -16,8 +16,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from slurm_gpushare.protocol.attributes import ACTIVITY, ATTRIBUTES
-from slurm_gpushare.protocol.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import (
+    Closed,
+    Features,
+    Period,
+    Record,
+    RecordKind,
+    Scope,
+    Stat,
+    encode_record,
+    new_id,
+)
 from slurm_gpushare.protocol.tokens import OwnedToken, new_token
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import opener

@@ -18,7 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["slurm_gpushare"]):
     from slurm_gpushare.knowledge.tables import read_pairs, read_profiles
     from slurm_gpushare.protocol.errors import Exit, GpushareError
-    from slurm_gpushare.protocol.record_json import encode_record, parse_record
+    from slurm_gpushare.protocol.record import encode_record, parse_record
     from slurm_gpushare.protocol.release import Release
     from slurm_gpushare.protocol.settings import parse_config as parse_settings
     from slurm_gpushare.protocol.tag import parse_tag, with_tag

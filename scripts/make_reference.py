@@ -16,10 +16,9 @@ from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.main import gpushare
-from slurm_gpushare.protocol.comment import LONGEST
 from slurm_gpushare.protocol.release import CAPABILITIES
 from slurm_gpushare.protocol.settings import GENERATED_SUFFIX, KEYS, Key, Place
-from slurm_gpushare.protocol.tag import LETTERS, PREFIX
+from slurm_gpushare.protocol.tag import LETTERS, LONGEST, PREFIX
 from slurm_gpushare.protocol.tokens import OPTIONS, TOKEN_LENGTHS
 
 ROOT = Path(__file__).resolve().parents[1]

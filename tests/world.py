@@ -20,8 +20,17 @@ from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot, Workload
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.protocol.record import Closed, Features, Period, Record, RecordKind, Scope, Stat, new_id
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import (
+    Closed,
+    Features,
+    Period,
+    Record,
+    RecordKind,
+    Scope,
+    Stat,
+    encode_record,
+    new_id,
+)
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken

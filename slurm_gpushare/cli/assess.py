@@ -17,21 +17,28 @@ from typing import Any
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.options import (
+from slurm_gpushare.cli.console import (
     FILE,
     FORCE,
     HTML,
     JSON,
     SLURM_CLUSTERS,
+    Column,
     check_accounting_names,
+    check_page,
     check_partitions,
     check_period,
+    echo_json,
+    progress,
+    right,
+    table,
+    warn,
+    write_page,
 )
-from slurm_gpushare.cli.output import Column, check_page, echo_json, progress, right, table, warn, write_page
 from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.text import WIDTH, duration_text, durations, hours, hours_span, span
 from slurm_gpushare.report.assess_page import isd, render_assessment, why_nobody_shares
 from slurm_gpushare.report.pages import Origin
-from slurm_gpushare.report.text import WIDTH, duration_text, durations, hours, hours_span, span
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.runner import ControllerDown

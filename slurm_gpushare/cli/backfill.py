@@ -9,8 +9,7 @@ import time
 
 import click
 
-from slurm_gpushare.cli.options import DRY_RUN, check_job_ids
-from slurm_gpushare.cli.output import warn
+from slurm_gpushare.cli.console import DRY_RUN, check_job_ids, warn
 from slurm_gpushare.protocol.errors import Exit, GpushareError
 from slurm_gpushare.protocol.settings import POLICIES
 from slurm_gpushare.protocol.settings_in_force import settings_in_force

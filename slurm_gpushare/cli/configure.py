@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.options import JSON
-from slurm_gpushare.cli.output import echo_json, styled, warn
+from slurm_gpushare.cli.console import JSON, echo_json, styled, warn
 from slurm_gpushare.protocol.errors import BadInput, ConfigError, SlurmError
 from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import parse_config

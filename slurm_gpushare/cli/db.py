@@ -10,11 +10,9 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.access import settings
-from slurm_gpushare.cli.options import DRY_RUN, JSON, YES, existing_uid
-from slurm_gpushare.cli.output import Column, echo_json, right, table
+from slurm_gpushare.cli.console import DRY_RUN, JSON, YES, Column, echo_json, existing_uid, right, settings, table, warn
 from slurm_gpushare.protocol.errors import BadInput, Exit
-from slurm_gpushare.protocol.users import user_name
+from slurm_gpushare.protocol.files import user_name
 
 # ``gpushare db strikes`` and ``db audit``, for administrators: who was not what was measured, and who was slowed.
 
@@ -115,6 +113,50 @@ def check(ctx: click.Context, as_json: bool) -> None:
         click.echo(f"{database.where}: sound")
     if found:
         ctx.exit(Exit.PROBLEMS)
+
+
+@db.command("ingest")
+@JSON
+def ingest(as_json: bool) -> None:
+    """Take waiting telemetry records into the store.
+
+    The helper does this by itself every tick. Records that cannot be used are moved to rejected/ in the spool
+    directory, with the reason beside them; records of jobs that Slurm does not know yet wait.
+    """
+    from slurm_gpushare.helper.housekeeping import make_ingest
+    from slurm_gpushare.slurm.accounting import JobTokens
+    from slurm_gpushare.slurm.commands import connect
+    from slurm_gpushare.store import Store
+
+    config = settings()
+    with Store(config.store_url) as store:
+        summary = make_ingest(config, store, JobTokens(connect())).run_all()
+    counts = {name: summary.counts[name] for name in _WORDS}
+    if as_json:
+        echo_json({**counts, "waiting": summary.waiting, "restarts": summary.restarts})
+        return
+    told = [f"{count} {_WORDS[name]}" for name, count in counts.items() if count]
+    told += [f"{summary.waiting} jobs that Slurm does not know yet"] if summary.waiting else []
+    click.echo("gpushare: ingest: " + (", ".join(told) or "nothing new"))
+    for line in summary.restarts:
+        warn(line)
+
+
+_WORDS = {
+    "final": "runs",
+    "interim": "interim records",
+    "duplicate": "seen before",
+    "rejected": "rejected",
+    "excess": "removed unread (too many of one user)",
+    "stray": "strays removed",
+    "stuck": "that cannot be removed",
+    "ignored": "ignored",
+    "counted": "counted in profiles",
+    "kept": "kept beside profiles",
+    "untokened": "of jobs without a token",
+    "foreign": "for somebody else's token",
+    "outranked": "outranked by a node's",
+}
 
 
 @db.command("migrate")

@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from slurm_gpushare.cli.options import JSON
-from slurm_gpushare.cli.output import echo_json, styled
+from slurm_gpushare.cli.console import JSON, echo_json, styled
 from slurm_gpushare.protocol.errors import Exit
 from slurm_gpushare.site.doctor import examine, examine_first_time
 from slurm_gpushare.site.finding import Finding, Level

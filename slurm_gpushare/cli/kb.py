@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from slurm_gpushare.cli.console import (
+    DRY_RUN,
+    FILE,
+    JSON,
+    Column,
+    check_directory,
+    echo_json,
+    echo_models,
+    right,
+    table,
+)
 from slurm_gpushare.cli.kb_clusters import clusters
-from slurm_gpushare.cli.kb_pairs import MODEL, bans, import_pairs, learn, measure, models_of
-from slurm_gpushare.cli.options import FILE, JSON, check_directory
-from slurm_gpushare.cli.output import echo_models, right, table
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 if TYPE_CHECKING:
     from slurm_gpushare.helper.site_knowledge import Figure5
+    from slurm_gpushare.knowledge.learning import LearnedKnowledge
+    from slurm_gpushare.protocol.settings import Config
+    from slurm_gpushare.store import Store
+
+
+MODEL = click.option("--gpu-model", help="The GPU model to use of files that mix several.")
 
 
 @click.group("kb")
@@ -96,7 +111,7 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
     A running helper takes it on SIGHUP (systemctl reload gpushare-backfill); what it has learned of tokens is kept.
     'gpushare status' says which one it runs on.
     """
-    from slurm_gpushare.cli.access import settings
+    from slurm_gpushare.cli.console import settings
     from slurm_gpushare.helper.learner import base_in_force, base_name
     from slurm_gpushare.knowledge.kb import KnowledgeBase
     from slurm_gpushare.store import Store
@@ -151,7 +166,7 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
 
 def _figures(gpu_model: str | None) -> list[Figure5]:
     """The site's own figure where its store can be read and knows tokens, and that of the base in force."""
-    from slurm_gpushare.cli.access import settings
+    from slurm_gpushare.cli.console import settings
     from slurm_gpushare.helper.site_knowledge import of_base, of_site
     from slurm_gpushare.knowledge.kb import default_kb
     from slurm_gpushare.store import Store
@@ -203,5 +218,132 @@ def _known_or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-for _command in (import_pairs, learn, measure, bans, clusters):
-    kb.add_command(_command)
+# ``gpushare kb import``, ``measure`` and ``bans``: what was seen of pairs, and what follows from it.
+
+
+def models_of(store: Store, config: Config) -> list[str]:
+    """The GPU models that share here, as the cards call themselves: so knowledge is kept."""
+    from slurm_gpushare.store.workloads import models_of
+
+    return list(models_of(store.database, config.gpu_models).values())
+
+
+@kb.command("import")
+@click.argument("pairs", type=FILE)
+@MODEL
+def import_pairs(pairs: Path, gpu_model: str | None) -> None:
+    """Take measured PAIRS, whose profiles are tokens, into the store as observations.
+
+    The same file counts once, however often it is imported.
+    """
+
+    from slurm_gpushare.cli.console import settings
+    from slurm_gpushare.knowledge.tables import read_pairs
+    from slurm_gpushare.protocol.tokens import TOKEN
+    from slurm_gpushare.store import Store
+    from slurm_gpushare.store.sharing import Observation
+
+    measured = read_pairs(pairs, gpu_model=gpu_model, repeats=True)
+    strange = [name for name in measured.names if not TOKEN.fullmatch(name)]
+    if strange:
+        raise BadInput(f"{pairs}: '{strange[0]}' is no token", "Use 'gpushare kb fit' for pairs of other names.")
+    rows = zip(measured.profile_a, measured.profile_b, measured.rate_a, measured.rate_b, strict=True)
+    now_s = int(time.time())
+    found = [
+        Observation(_source(a, b, rate, number), measured.gpu_model, a, b, float(rate), 1.0, now_s)
+        for number, (first, second, rate_a, rate_b) in enumerate(rows)
+        for a, b, rate in ((first, second, rate_a), (second, first, rate_b))
+        if rate == rate  # infeasible pairs have none
+    ]
+    with Store(settings().store_url) as store:
+        added = store.observations.add(found)
+    click.echo(f"{added} observations taken in, {len(found) - added} known already")
+
+
+def _source(victim: str, neighbour: str, rate: float, row: int) -> str:
+    return f"import:{victim}:{neighbour}:{row}:{rate:.6f}"
+
+
+@kb.command("measure")
+@click.argument("workloads", type=FILE)
+@click.option("--pairs", "count", default=10, show_default=True, type=click.IntRange(1), help="How many pairs to run.")
+@click.option("--out", required=True, type=FILE, help="The pairs file to write, CSV; for 'kb import' or 'kb fit'.")
+@click.option("--gpu-model", default="V100", show_default=True, help="The GPU model that this card is.")
+def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
+    """Run WORKLOADS (CSV: token,command) alone and in pairs, and write the rates.
+
+    Run it inside an allocation of one whole GPU on an otherwise idle node; the commands must end by themselves. The
+    pairs of which least is known come first: by the store, where it can be read, else by this run alone. Commands are
+    neither kept nor written anywhere.
+    """
+    from slurm_gpushare.knowledge.pair_trials import measure as run
+    from slurm_gpushare.knowledge.pair_trials import read_candidates
+    from slurm_gpushare.knowledge.tables import write_rows
+
+    check_directory("--out", out)
+    candidates = read_candidates(workloads)
+    rows: list[tuple[object, ...]] = []
+    header = ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b")
+    for item in run(candidates, _known(gpu_model), count, lambda line: click.echo(line, err=True)):
+        rates = ["" if rate is None else f"{rate:.4f}" for rate in (item.rate_a, item.rate_b)]
+        rows.append((item.a, item.b, gpu_model, int(item.rate_a is not None), *rates))
+        write_rows(out, header, rows)  # after each pair: hours of measuring must not be lost
+    click.echo(f"{len(rows)} pairs; wrote {out}")
+
+
+def _known(gpu_model: str) -> LearnedKnowledge:
+    """What the store has learned of a GPU model; nothing yet, where there is no store to read."""
+    from slurm_gpushare.cli.console import settings
+    from slurm_gpushare.helper.learner import Learner
+    from slurm_gpushare.knowledge.learning import LearnedKnowledge
+    from slurm_gpushare.store import Store
+
+    try:
+        config = settings()
+        with Store(config.store_url, read_only=True) as store:
+            learner = Learner(store, gpu_model.upper(), writes=False)
+            learner.catch_up()
+            return learner.knowledge
+    except GpushareError as error:
+        click.echo(f"without the store's knowledge: {error.what}", err=True)
+        return LearnedKnowledge()
+
+
+@kb.command("bans")
+@click.option("--lift", metavar="TOKEN[,TOKEN]", help="Let a token sit beside the other, or beside anybody, again.")
+@DRY_RUN
+@JSON
+def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
+    """List pairs of workloads that are kept apart, and lift such bans.
+
+    Two are kept apart after a promise was broken beside each other, 95 % sure. It fades after two weeks.
+    """
+    from slurm_gpushare.cli.console import settings
+    from slurm_gpushare.protocol.tokens import TOKEN
+    from slurm_gpushare.store import Store
+
+    tokens = [] if lift is None else lift.split(",")
+    if lift is not None and not (1 <= len(tokens) <= 2 and all(TOKEN.fullmatch(token) for token in tokens)):
+        raise BadInput(f"--lift {lift}: must be one token, or two separated by a comma")
+    now_s = time.time()
+    with Store(settings().store_url) as store:
+        found = [ban for ban in store.sharing.bans(now_s) if ban.names(tokens)]
+        if tokens and not dry_run:
+            store.sharing.lift(*tokens)
+    if as_json:
+        rows = [{"tokens": [ban.token_a, ban.token_b], "at_s": ban.at_s, "left_s": ban.left_s(now_s)} for ban in found]
+        echo_json({"bans": rows, "lifted": bool(tokens) and not dry_run})
+    elif tokens:
+        click.echo(f"{'would lift' if dry_run else 'lifted'} {len(found)} ban{'' if len(found) == 1 else 's'}")
+    elif not found:
+        click.echo("no workloads are kept apart")
+    else:
+        day = "%Y-%m-%d"
+        lines = [
+            (ban.token_a, ban.token_b, time.strftime(day, time.localtime(ban.at_s)), round(ban.left_s(now_s) / 86400))
+            for ban in found
+        ]
+        click.echo(table([Column("TOKEN"), Column("OTHER"), Column("SINCE"), right("DAYS LEFT")], lines))
+
+
+kb.add_command(clusters)

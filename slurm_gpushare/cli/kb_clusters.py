@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpushare.cli.access import settings
-from slurm_gpushare.cli.options import FILE, JSON
-from slurm_gpushare.cli.output import Column, echo_models, right, table
+from slurm_gpushare.cli.console import FILE, JSON, Column, echo_models, right, settings, table
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.settings import DEFAULTS
 
@@ -66,7 +64,7 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
 def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
     """Show the model in force: version, centroids, and how k was chosen."""
 
-    from slurm_gpushare.cli.access import readable_store, settings_or_defaults
+    from slurm_gpushare.cli.console import readable_store, settings_or_defaults
     from slurm_gpushare.helper.cluster_assignment import InForce, in_force
     from slurm_gpushare.knowledge.kb import default_model
 

@@ -33,7 +33,6 @@ FOR_ADMINISTRATORS = {
     "off": "Take nodes or cards out of sharing at once, without a drain.",
     "on": "Let nodes or cards share again that were taken out.",
     "db": "Look after the store and its records of conduct.",
-    "ingest": "Take waiting telemetry records into the store.",
     "kb": "Fit, show, ask and feed the knowledge base.",
     "metrics": "Print figures for Prometheus, in node_exporter's textfile format.",
 }
@@ -41,7 +40,7 @@ SECTIONS = {"Commands for users": FOR_USERS, "Commands for administrators": FOR_
 """Subcommands and their help, so that ``gpushare --help`` imports none of them. Each is a function of that name."""
 _MODULES = {"release": "backfill", "jobs": "status", "on": "off"}
 """Where that is not the module of the same name."""
-_EARLIER = {"model": "kb clusters"}
+_EARLIER = {"model": "kb clusters", "ingest": "db ingest"}
 """Words of earlier releases, which work and are not shown, and what they are called now."""
 
 CLEANS_UP = frozenset({"backfill", "profile"})

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.access import settings_or_defaults
-from slurm_gpushare.cli.options import FILE
-from slurm_gpushare.cli.output import warn
+from slurm_gpushare.cli.console import FILE, settings_or_defaults, warn
 from slurm_gpushare.helper.occupancy import occupancy
 from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.files import replace_text

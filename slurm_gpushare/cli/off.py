@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from slurm_gpushare.cli.access import settings
-from slurm_gpushare.cli.options import DRY_RUN, JSON, check_nodes
-from slurm_gpushare.cli.output import Column, echo_json, right, table
+from slurm_gpushare.cli.console import DRY_RUN, JSON, Column, check_nodes, echo_json, right, settings, table
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.nodes import Node

@@ -6,8 +6,7 @@ import sys
 
 import click
 
-from slurm_gpushare.cli.options import DRY_RUN, check_job_ids
-from slurm_gpushare.cli.output import warn
+from slurm_gpushare.cli.console import DRY_RUN, check_job_ids, warn
 from slurm_gpushare.protocol.errors import BadInput, Exit
 
 
@@ -24,7 +23,7 @@ def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
     """
     from slurm_gpushare.helper.apply import Outcome, apply
     from slurm_gpushare.helper.changes import Change
-    from slurm_gpushare.protocol.comment import without_consent
+    from slurm_gpushare.protocol.tag import without_consent
     from slurm_gpushare.slurm.commands import connect
 
     jobs = tuple(check_job_ids(jobs))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.access import settings
-from slurm_gpushare.cli.output import right, table, warn
+from slurm_gpushare.cli.console import right, settings, table, warn
 from slurm_gpushare.node.cpu_curve import check_counts, enough, measure_curve, shared, speeds
 from slurm_gpushare.node.delivery import send_record
 from slurm_gpushare.node.measure import Identity

@@ -6,38 +6,55 @@ import getpass
 import os
 import shlex
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.access import settings_or_defaults, source
-from slurm_gpushare.cli.options import (
+from slurm_gpushare.cli.console import (
     FORCE,
     HTML,
     JSON,
     SLURM_CLUSTERS,
+    Cell,
+    Column,
     check_accounting_names,
+    check_page,
     check_partitions,
     check_period,
     check_users,
+    echo_json,
+    progress,
+    right,
+    settings_or_defaults,
+    source,
+    styled,
+    table,
+    text_of,
+    warn,
+    write_page,
 )
-from slurm_gpushare.cli.output import check_page, echo_json, progress, warn, write_page
-from slurm_gpushare.cli.report_text import report_text
+from slurm_gpushare.helper.explain import SHADOW
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
+from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.text import TO_SHARE, duration_text, durations, hours, lines_text, period, span
 from slurm_gpushare.report.export import to_csv, to_json
+from slurm_gpushare.report.job_figures import CpuSummary, Distribution
 from slurm_gpushare.report.pages import Origin
 from slurm_gpushare.report.report_page import SHADOW_TITLE, known_cells, profile_points, render_report
 from slurm_gpushare.report.sources import Filters, PublishedSource, Source, StoreSource, collect
 from slurm_gpushare.report.summary import Report
-from slurm_gpushare.report.text import lines_text
 from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.nodes import slurm_user
 
-if TYPE_CHECKING:
-    from slurm_gpushare.cli.shadow_section import Shadow
+if TYPE_CHECKING:  # neither database nor simulator is on a login node
+    from slurm_gpushare.store.store import Store
+    from slurm_gpushare.whatif.shadow import ShadowFigures
 
 
 @click.command()
@@ -91,7 +108,7 @@ def report(
     else:
         click.echo(report_text(found))
         if shadow:
-            click.echo(f"\n{SHADOW_TITLE}\n{lines_text(*_shadow_lines(shadow))}")
+            click.echo(f"\n{SHADOW_TITLE}\n{lines_text(*shadow_lines(shadow))}")
     if figures.note and found.jobs:
         warn(figures.note)
 
@@ -109,7 +126,7 @@ def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: 
     store = figures.store if isinstance(figures, StoreSource) else None
     cells = known_cells(store, config.gpu_models)
     points = profile_points(store) if store else []
-    return render_report(found, points, cells, _origin(slurm), _shadow_lines(shadow))
+    return render_report(found, points, cells, _origin(slurm), shadow_lines(shadow) if shadow else [])
 
 
 def _shadow(slurm: Slurm, figures: Source, config: Config, found: Report) -> Shadow | None:
@@ -117,19 +134,9 @@ def _shadow(slurm: Slurm, figures: Source, config: Config, found: Report) -> Sha
     if not isinstance(figures, StoreSource):
         return None
     try:
-        from slurm_gpushare.cli.shadow_section import shadow_of
+        return shadow_of(slurm, figures.store, config, found)
     except ModuleNotFoundError:  # the simulator needs numpy
         return None
-    return shadow_of(slurm, figures.store, config, found)
-
-
-def _shadow_lines(shadow: Shadow | None) -> list[tuple[str, str]]:
-    """What sharing would have done, line by line; none where nothing was in the shadow."""
-    if shadow is None:
-        return []
-    from slurm_gpushare.cli.shadow_section import shadow_lines
-
-    return shadow_lines(shadow)
 
 
 def _origin(slurm: Slurm) -> Origin:
@@ -145,3 +152,175 @@ def _administers(slurm: Slurm) -> bool:
     if os.geteuid() == 0:
         return True
     return slurm_user(slurm.config()).name == getpass.getuser()
+
+
+# The report on a terminal: 80 columns, units that fit, and of how many jobs each figure speaks.
+
+
+def report_text(found: Report) -> str:
+    """All of it."""
+    blocks = [f"GPU sharing, {period(found.start_s, found.end_s)}", _figures(found)]
+    if found.pairs:
+        columns = (
+            Column("RESIDENT"), Column("GUEST"), right("STAYS"), right("MEASURED"),
+            right("TIME"),
+            right("ISD_RESIDENT%", ".0f"), right("ISD_GUEST%", ".0f"), right("PS%", ".0f"),
+        )  # fmt: skip
+        rows = (
+            (p.resident_cluster, p.guest_cluster, p.spans, p.measured_spans, hours(p.hours), p.resident_isd_pct,
+             p.guest_isd_pct, p.ps_pct)
+            for p in found.pairs
+        )  # fmt: skip
+        blocks.append(f"By pair of clusters, while sharing\n{table(columns, rows)}")
+    times = (Column("ROLE"), right("JOBS"), *(right(name) for name in ("MEAN", "MEDIAN", "P95")))
+    waits: list[Sequence[Cell]] = [
+        (role, wait.count, *map(duration_text, (wait.mean, wait.median, wait.p95)))
+        for role, wait in found.waits_s.items()
+        if wait.count
+    ]
+    if waits:
+        blocks.append(f"From submission to start\n{table(times, waits)}")
+    if len(found.owners) > 1 and found.complete:
+        by_user = (
+            Column("USER"), right("JOBS"), right("SHARED"), right("SAVED"),
+            right("MEASURED"), right("ISD%", ".0f"),
+        )  # fmt: skip
+        owners = (
+            (o.user, o.jobs, o.shared, hours(o.gpu_hours_saved), o.measured, o.isd_mean_pct) for o in found.owners
+        )
+        blocks.append(f"By user\n{table(by_user, owners)}")
+    return "\n\n".join(blocks)
+
+
+def _figures(found: Report) -> str:
+    jobs = f"{len(found.jobs)}, {found.profiled} were profiled"
+    if not found.jobs:
+        return lines_text(("GPU jobs", "none in this period"), ("to share", TO_SHARE))
+    if not found.complete:
+        return lines_text(("GPU jobs", jobs), ("shared", "--- (not known: see below)"))
+    if not found.shared:
+        return lines_text(("GPU jobs", f"{jobs}, none shared a card"), ("to share", TO_SHARE), *_cpus(found.cpus))
+    isd, expected = found.isd_pct, found.expected_isd_pct
+    saved = f"{hours(found.saved_gpu_h)}, {text_of(found.ps_pct, '.0f')} % of what they need alone (PS)"
+    avoided = f"{hours(found.wait_avoided_h)} expected, of {found.waits_avoided} guests and successors together"
+    lines = [
+        ("GPU jobs", f"{jobs}, {found.shared} shared a card"),
+        ("GPU time saved", f"{saved}; {found.measured_spans} of {len(found.spans)} stays measured"),
+        ("slow-down (ISD)", f"measured of {isd.count} of {found.shared} jobs that shared: {_spread(isd)}"),
+    ]
+    if expected.count:
+        lines.append(("", f"expected of {expected.count} that were not measured: {_spread(expected)}"))
+    if found.predictions:
+        error = f"{text_of(found.prediction_error_points, '.1f')} points off on average"
+        lines.append(("predictions", f"{error}, of {found.predictions} jobs"))
+    lines.append(("past promise", _broken(len(found.past_promise), isd.count)))
+    if found.given_back_jobs or found.pauses:
+        given = f"{duration_text(found.given_back_s)} added to the time limits of {found.given_back_jobs} jobs"
+        pauses = f"; {found.pauses} pauses to keep promises, {duration_text(found.paused_s)}" if found.pauses else ""
+        lines.append(("given back", f"{given}{pauses}"))
+    if found.waits_avoided:
+        lines.append(("wait avoided", avoided))
+    return lines_text(*lines, *_cpus(found.cpus))
+
+
+def _cpus(cpus: CpuSummary) -> Sequence[tuple[str, str]]:
+    """One line, where somebody could do something about it."""
+    if not (cpus.short or cpus.spare):
+        return ()
+    short = [f"the GPUs of {cpus.short} wait for more of them"] if cpus.short else []
+    spare = [f"{cpus.spare} have some to spare, {cpus.spare_cpu_h:.0f} CPU hours in all"] if cpus.spare else []
+    return (("CPUs", f"of {cpus.judged} jobs measured {' and '.join(short + spare)}; 'gpushare job ID' says how many"),)
+
+
+def _broken(broken: int, measured: int) -> str:
+    if broken:
+        return styled(f"{broken} of {measured} jobs measured", "red")
+    return f"none of {measured} jobs measured" if measured else "--- (no job was measured)"
+
+
+def _spread(spread: Distribution) -> str:
+    if spread.count == 0:
+        return "---"
+    if spread.count == 1:
+        return f"{text_of(spread.mean, '.0f')} %"
+    words = ((name, getattr(spread, name)) for name in ("mean", "median", "p95", "max"))
+    return ", ".join(f"{name} {text_of(value, '.0f')} %" for name, value in words)
+
+
+# The report's section "in the shadow": what sharing would have done while ``Policy=shadow``.
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """What the helper recorded, and what the simulator makes of the period."""
+
+    recorded: Mapping[str, int]
+    """Jobs that the helper would have placed, by how, at the first moment at which it would have."""
+    figures: ShadowFigures | None
+    """None where no job of the period has ended."""
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {"recorded": dict(self.recorded), "simulated": asdict(self.figures) if self.figures else None}
+
+
+def shadow_of(slurm: Slurm, store: Store, config: Config, report: Report) -> Shadow | None:
+    """The section, where the period was in the shadow at least in part. ModuleNotFoundError without the simulator."""
+    from slurm_gpushare.whatif.assess import cards_of, past_job
+    from slurm_gpushare.whatif.shadow import MOST_JOBS, RUNS, in_the_shadow, known_tokens, token_of
+
+    decisions = store.decisions.between(report.start_s, report.end_s)
+    recorded = Counter(str(item.reasons.get("how", "")) for item in decisions if item.kind == SHADOW)
+    if not recorded and config.policy != SHADOW:
+        return None
+    jobs = [job.accounted for job in report.jobs]
+    ended = [job for job in jobs if job and job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
+    past = [replace(past_job(job), token=token_of(job), limit_s=job.limit_s) for job in ended]
+    settings = replace(PolicySettings.from_config(config), policy="gpushare")
+    known = known_tokens(store, config, ended)
+    with progress("Simulating", RUNS * min(len(past), MOST_JOBS)) as bar:
+        return Shadow(recorded, in_the_shadow(past, known, settings, _gpus(slurm, config), bar.update))
+
+
+def _gpus(slurm: Slurm, config: Config) -> int | None:
+    """GPUs of the nodes that share; None where slurmctld does not answer."""
+    try:
+        nodes = slurm.nodes()
+    except SlurmError:
+        return None
+    return sum(len(node.gpus) for node in nodes if set(node.partitions) & set(config.partitions)) or None
+
+
+def shadow_lines(shadow: Shadow) -> list[tuple[str, str]]:
+    """The section's lines, name and text."""
+    from slurm_gpushare.whatif.shadow import SLOWED_PCT
+
+    placed = sum(shadow.recorded.values())
+    beside = placed - shadow.recorded.get("alone", 0) - shadow.recorded.get("unshared", 0)
+    lines = [
+        ("recorded", f"{placed} jobs would have been placed, {beside} of them beside another; nothing was changed")
+    ]
+    found = shadow.figures
+    if found is None:
+        return [*lines, ("simulated", "--- (no job has ended)")]
+    band = {name: asdict(value) for name, value in _bands(found).items()}
+    return [
+        *lines,
+        ("simulated", f"{found.jobs} of {found.all_jobs} jobs that ended, on {found.gpus} GPUs;"
+         f" {found.takes_part} would take part"),
+        ("would share", f"{span(band['shared_jobs'])} jobs"),
+        ("would save", f"{span(band['saved_gpu_h'], ',.1f', ' h')} of {found.gpu_hours:,.1f} GPU hours,"
+         f" {span(band['saved_pct'], '.0f', ' %')}"),
+        ("slow-down (ISD)", f"mean {span(band['isd_mean_pct'], '.0f', ' %')}, p95"
+         f" {span(band['isd_p95_pct'], '.0f', ' %')} of those that would share;"
+         f" {span(band['slowed_jobs'])} jobs by more than {SLOWED_PCT:.0f} %"),
+        ("mean wait", f"{durations(band['wait_s'])} with sharing, {duration_text(found.plain_wait_s)} in the simulator"
+         f" without; they really waited {duration_text(found.observed_wait_s)}"),
+        ("the range", "how fast two jobs run side by side was predicted, not seen: from the pessimistic end of what is"
+         " believed to as far above its mean"),
+    ]  # fmt: skip
+
+
+def _bands(found: ShadowFigures) -> dict[str, Any]:
+    names = ("shared_jobs", "saved_gpu_h", "saved_pct", "isd_mean_pct", "isd_p95_pct", "slowed_jobs", "wait_s")
+    return {name: getattr(found, name) for name in names}

@@ -8,27 +8,35 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import click
 
-from slurm_gpushare.cli.access import settings_or_defaults, source
-from slurm_gpushare.cli.options import (
+from slurm_gpushare.cli.console import (
     JSON,
     NO_HEADER,
     PARSABLE,
     STATES,
+    Cell,
+    Column,
     check_nodes,
     check_partitions,
     check_states,
     check_users,
+    echo_json,
     names,
+    right,
+    settings_or_defaults,
+    source,
+    styled,
+    table,
+    warn,
+    wrapped,
 )
-from slurm_gpushare.cli.output import Cell, Column, echo_json, right, styled, table, warn, wrapped
 from slurm_gpushare.helper.occupancy import occupancy
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.protocol.users import user_name
+from slurm_gpushare.protocol.files import user_name
+from slurm_gpushare.protocol.text import clock
 from slurm_gpushare.report.export import gpu_json, queued_json
 from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.sources import LiveFigures, PublishedSource, Source
 from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
-from slurm_gpushare.report.text import clock
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.values import expand
 

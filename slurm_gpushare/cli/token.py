@@ -9,12 +9,22 @@ from dataclasses import asdict
 
 import click
 
-from slurm_gpushare.cli.access import settings_or_defaults, source
-from slurm_gpushare.cli.options import JSON, NO_HEADER, PARSABLE
-from slurm_gpushare.cli.output import Cell, Column, echo_json, right, table, warn
+from slurm_gpushare.cli.console import (
+    JSON,
+    NO_HEADER,
+    PARSABLE,
+    Cell,
+    Column,
+    echo_json,
+    right,
+    settings_or_defaults,
+    source,
+    table,
+    warn,
+)
+from slurm_gpushare.protocol.text import WIDTH, duration_text
 from slurm_gpushare.protocol.tokens import TokenFile
 from slurm_gpushare.report.job_text import PREALLOCATED
-from slurm_gpushare.report.text import WIDTH, duration_text
 from slurm_gpushare.store.published import TokenFigures
 
 _MARK = "*"

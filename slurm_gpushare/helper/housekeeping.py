@@ -12,9 +12,9 @@ import time
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.log import lower_priority
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError
+from slurm_gpushare.protocol.files import uid_of
 from slurm_gpushare.protocol.record import gpu_model
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.protocol.users import uid_of
 from slurm_gpushare.slurm.accounting import JobTokens
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import opener
@@ -79,7 +79,7 @@ class Housekeeping:
             self._look_at_s = done_s + max(LOOK_EVERY_S, (done_s - begun_s) / LOOK_SHARE)
 
 
-# Ingest as the helper and ``gpushare ingest`` run it: the store's, with tokens from Slurm's tags.
+# Ingest as the helper and ``gpushare db ingest`` run it: the store's, with tokens from Slurm's tags.
 
 
 def make_ingest(config: Config, store: Store, tags: JobTokens) -> Ingest:

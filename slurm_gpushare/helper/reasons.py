@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slurm_gpushare.protocol.text import duration_text
+
 
 class Code(StrEnum):
     """The reasons. At most 16 letters."""
@@ -89,16 +91,6 @@ _WORDS: Mapping[Code, tuple[str, str]] = {
 }
 _UNSHARED = ("its owner wants it unshared", "a higher max= in its comment")
 _TIMES = frozenset({Code.TOO_LONG, Code.PRIORITY, Code.TIME_LIMIT})
-
-
-def duration_text(seconds: float | None) -> str:
-    """``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``: a unit that fits."""
-    if seconds is None or not math.isfinite(seconds):
-        return "---"
-    for unit, size, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
-        if abs(seconds) < most:
-            return f"{seconds / size:.{0 if seconds / size >= 10 or size == 1.0 else 1}f} {unit}"
-    return f"{seconds / 86400.0:.1f} days"
 
 
 def words(reason: Reason) -> tuple[str, str]:

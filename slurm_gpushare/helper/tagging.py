@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from slurm_gpushare.helper.changes import Change
-from slurm_gpushare.protocol.comment import clear_consent
-from slurm_gpushare.protocol.tag import Tag, with_tag, without_tag
+from slurm_gpushare.protocol.tag import Tag, clear_consent, with_tag, without_tag
 from slurm_gpushare.slurm.queue import Job
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from slurm_gpushare.knowledge.rates import Knowledge
-from slurm_gpushare.protocol.csv_rows import read_rows
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import read_rows
 
 Say = Callable[[str], None]
 

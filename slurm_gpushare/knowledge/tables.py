@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.protocol.csv_rows import Row, read_rows
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.protocol.files import replacing
+from slurm_gpushare.protocol.files import Row, read_rows, replacing
 
 Floats = NDArray[np.float64]
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import hand_over, replacing
-from slurm_gpushare.protocol.record import Record, RecordKind
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import Record, RecordKind, encode_record
 from slurm_gpushare.protocol.settings import Config
 
 INCOMING = "incoming"

@@ -16,8 +16,7 @@ from pathlib import Path
 from slurm_gpushare.node.measure import Identity, Measurement
 from slurm_gpushare.node.processes import Members, descendants_lister
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.protocol.record import Closed, Record, RecordKind, Scope
-from slurm_gpushare.protocol.record_json import NODE
+from slurm_gpushare.protocol.record import NODE, Closed, Record, RecordKind, Scope
 
 EPOCH_FILE = "GPUSHARE_EPOCH_FILE"
 _NAP_S = 3600.0  # once nothing is sampled only signals matter

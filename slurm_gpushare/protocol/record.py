@@ -5,13 +5,21 @@ A sampler's records are cumulative: of the same `run_id`, the one with the highe
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from itertools import chain, starmap
+from operator import le
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from slurm_gpushare.protocol.attributes import ACTIVITY_NAMES, ANY, ATTRIBUTES, PERCENT
+from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.tokens import TOKEN
 
 MAX_NEIGHBOURS = 256
 ENOUGH = 20
@@ -179,3 +187,275 @@ def gpu_model(nvml_name: str) -> str | None:
         kept.append(word)
     model = "".join(kept)
     return model if nvml_name.isascii() and GPU_MODEL.fullmatch(model) else None
+
+
+# Checks of JSON that came from elsewhere: exact fields, finite numbers in range, text of a known form. A refusal names
+# the field and never quotes the value, so that logs cannot be made to carry a user's text.
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class RecordError(GpushareError):
+    """A record does not fit the schema."""
+
+
+def bad(where: str, why: str) -> RecordError:
+    """The error to raise for a field."""
+    return RecordError(f"record: {where} {why}")
+
+
+def number(value: Any, where: str, limit: float = ANY) -> float:
+    """A finite number from 0 to `limit`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad(where, "is not a number")
+    if not 0 <= value <= limit or not math.isfinite(value):
+        raise bad(where, f"is not from 0 to {limit:g}")
+    return float(value)
+
+
+def whole(value: Any, where: str, limit: int) -> int:
+    """A whole number from 0 to `limit`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
+        raise bad(where, f"is not a whole number from 0 to {limit}")
+    return value
+
+
+def text(value: Any, where: str, pattern: re.Pattern[str]) -> str:
+    """Text that `pattern` describes from its first character to its last."""
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise bad(where, "does not have the required form")
+    return value
+
+
+def choice(value: Any, where: str, kind: type[Choice]) -> Choice:
+    """One of an enumeration's values."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise bad(where, "is none of the known values") from None
+
+
+def record_object(value: Any, where: str, required: set[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """An object with all of the `required` fields and no unknown one."""
+    if not isinstance(value, dict) or not required <= value.keys() <= required | optional:
+        raise bad(where, "does not have exactly the known fields")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        raise RecordError("record: a field is given twice")
+    return body
+
+
+def _no_constant(_: str) -> float:
+    raise RecordError("record: has a number that is not finite")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def load_json(line: str | bytes, max_bytes: int) -> Any:
+    """JSON in ASCII of bounded size, without repeated fields, NaN or infinities."""
+    if len(line) > max_bytes:
+        raise RecordError(f"record: longer than {max_bytes} bytes")
+    try:
+        return _DECODER.decode(line if isinstance(line, str) else line.decode("ascii"))
+    except (ValueError, RecursionError):
+        raise RecordError("record: not JSON") from None
+
+
+# A record as one JSON line: `encode_record` is the only way out, `parse_record` the only way in.
+#
+# Both apply the same schema, so that a string from the user can neither be written nor be ingested. The strings that
+# exist are random ids, a node name, a GPU model and (in a user's own record) a token, each of a strict pattern.
+
+
+VERSION = 1
+MAX_BYTES = 65536
+MOST_CPUS = 9999
+
+ID = re.compile(r"[0-9a-f]{32}")
+NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+
+
+def _encode_period(period: Period) -> dict[str, Any]:
+    return {
+        "alone_s": period.alone_s,
+        "shared_s": period.shared_s,
+        "stats": {name: list(stat) for name, stat in period.stats.items()},
+    }
+
+
+def encode_record(record: Record) -> str:
+    """The record as one line, checked against the schema on its way out."""
+    line = json.dumps(_body(record), separators=(",", ":"), allow_nan=False)
+    if parse_record(line) != record:
+        raise RecordError("record: does not survive its own schema")
+    return line
+
+
+def _body(record: Record) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "v": VERSION,
+        **{name: getattr(record, name) for name in _AS_THEY_ARE},
+        "features": {item.name: getattr(record.features, item.name) for item in fields(Features)},
+        "profile": _encode_period(record.profile),
+        "alone": _encode_period(record.alone),
+        "shared": _encode_period(record.shared),
+        "neighbours": [[neighbour.job_id, neighbour.seconds] for neighbour in record.neighbours],
+    }
+    if record.token is not None:
+        body["token"] = record.token
+    if record.one_process:
+        body["one_process"] = True
+    if record.gpus > 1:
+        body["gpus"] = record.gpus
+    if record.stopped_s or record.woken:
+        body |= {"stopped_s": record.stopped_s, "woken": record.woken}
+    if record.cpu_curve:
+        body["cpu_curve"] = [[point.cpus, point.speed] for point in record.cpu_curve]
+    return body
+
+
+_AS_THEY_ARE = (
+    "record_id", "run_id", "seq", "kind", "scope", "job_id", "node", "gpu_index", "gpu_model", "start_s", "end_s",
+    "closed",
+)  # fmt: skip
+_REQUIRED = {"v", *_AS_THEY_ARE, "features", "profile", "alone", "shared", "neighbours"}
+_OPTIONAL = frozenset({"token", "one_process", "gpus", "stopped_s", "woken", "cpu_curve"})
+_FEATURE_LIMITS = {item.name: ANY if item.name.endswith("_mib") else PERCENT for item in fields(Features)}
+_SLACK = 1e-6  # sums of floats
+_MOST_SAMPLES = 2**40
+_LIMITS = {name: attribute.limit for name, attribute in ATTRIBUTES.items()}
+
+
+def _stat(value: Any, where: str, limit: float) -> Stat:
+    if not isinstance(value, list) or len(value) != 6:
+        raise bad(where, "is not a list of six numbers")
+    n = whole(value[0], where, _MOST_SAMPLES)
+    high, mean, low, p95, sd = (number(item, where, limit) for item in value[1:])
+    slack = _SLACK * max(1.0, high)
+    if n == 0 or not (low - slack <= mean <= high + slack and low - slack <= p95 <= high + slack):
+        raise bad(where, "contradicts itself")
+    return Stat(n, high, mean, low, p95, sd)
+
+
+def _all_right(stats: dict[str, Any]) -> bool:
+    """Whether all of them are right, in order to the last digit, as samplers write them.
+
+    It looks at a column at a time: most of the time to parse a record went into looking at each on its own.
+    """
+    rows = stats.values()
+    if set(map(type, rows)) != {list} or set(map(len, rows)) != {6}:
+        return False
+    n, high, mean, low, p95, sd = zip(*rows, strict=True)
+    limits = [_LIMITS[name] for name in stats]
+    return (
+        set(map(type, n)) == {int}  # exact types: a bool is none of them
+        and set(map(type, chain(high, mean, low, p95, sd))) <= {int, float}
+        and 0 < min(n) <= max(n) <= _MOST_SAMPLES
+        and min(low) >= 0 and all(map(le, low, mean)) and all(map(le, mean, high)) and all(map(le, high, limits))
+        and all(map(le, low, p95)) and all(map(le, p95, high))
+        and min(sd) >= 0 and all(map(le, sd, limits))
+    )  # fmt: skip
+
+
+def _stats(value: Any, where: str, names: frozenset[str]) -> Mapping[str, Stat]:
+    if not isinstance(value, dict) or not value.keys() <= names:
+        raise bad(where, "has an unknown attribute")
+    if _all_right(value):
+        return MappingProxyType(dict(zip(value, starmap(Stat, value.values()), strict=True)))
+    return MappingProxyType({name: _stat(item, f"{where}.{name}", _LIMITS[name]) for name, item in value.items()})
+
+
+def _period(value: Any, where: str, names: frozenset[str]) -> Period:
+    body = record_object(value, where, {"alone_s", "shared_s", "stats"})
+    return Period(
+        number(body["alone_s"], f"{where}.alone_s"),
+        number(body["shared_s"], f"{where}.shared_s"),
+        _stats(body["stats"], f"{where}.stats", names),
+    )
+
+
+def _features(value: Any) -> Features:
+    found = record_object(value, "features", set(_FEATURE_LIMITS))
+    known = {name: item for name, item in found.items() if item is not None}
+    return Features(**{name: number(item, f"features.{name}", _FEATURE_LIMITS[name]) for name, item in known.items()})
+
+
+def _rows_of_two(value: Any, where: str, most: int) -> list[Any]:
+    """A list of at most so many [number, number]."""
+    if not isinstance(value, list) or len(value) > most:
+        raise bad(where, f"is not a list of at most {most}")
+    if not all(isinstance(item, list) and len(item) == 2 for item in value):
+        raise bad(where, "has an item that is not a pair of numbers")
+    return value
+
+
+def _neighbours(value: Any) -> tuple[Neighbour, ...]:
+    rows, where = _rows_of_two(value, "neighbours", MAX_NEIGHBOURS), "neighbours"
+    return tuple(Neighbour(whole(job, where, 2**32), number(seconds, where)) for job, seconds in rows)
+
+
+def _cpu_curve(value: Any) -> tuple[CpuSpeed, ...]:
+    rows, where = _rows_of_two(value, "cpu_curve", MAX_CURVE_POINTS), "cpu_curve"
+    found = tuple(CpuSpeed(whole(cpus, where, MOST_CPUS), number(speed, where, 1.0)) for cpus, speed in rows)
+    if not found or min(point.cpus for point in found) < 1 or max(point.speed for point in found) != 1.0:
+        raise bad(where, "contradicts itself")
+    return found
+
+
+def parse_record(line: str | bytes) -> Record:
+    """The record that `line` holds; RecordError for anything that is not exactly one."""
+    raw = load_json(line, MAX_BYTES)
+    if not isinstance(raw, dict) or raw.get("v") != VERSION or isinstance(raw.get("v"), bool):
+        raise RecordError(f"record: not of version {VERSION}")
+    body = record_object(raw, "record", _REQUIRED, _OPTIONAL)
+    record = Record(
+        record_id=text(body["record_id"], "record_id", ID),
+        run_id=text(body["run_id"], "run_id", ID),
+        seq=whole(body["seq"], "seq", 2**31),
+        kind=choice(body["kind"], "kind", RecordKind),
+        scope=choice(body["scope"], "scope", Scope),
+        job_id=whole(body["job_id"], "job_id", 2**32),
+        node=text(body["node"], "node", NODE),
+        gpu_index=whole(body["gpu_index"], "gpu_index", 255),
+        gpu_model=None if body["gpu_model"] is None else text(body["gpu_model"], "gpu_model", GPU_MODEL),
+        start_s=number(body["start_s"], "start_s"),
+        end_s=number(body["end_s"], "end_s"),
+        closed=choice(body["closed"], "closed", Closed),
+        features=_features(body["features"]),
+        profile=_period(body["profile"], "profile", frozenset(ATTRIBUTES)),
+        alone=_period(body["alone"], "alone", ACTIVITY_NAMES),
+        shared=_period(body["shared"], "shared", ACTIVITY_NAMES),
+        neighbours=_neighbours(body["neighbours"]),
+        token=text(body["token"], "token", TOKEN) if "token" in body else None,
+        one_process=body.get("one_process") is True,
+        gpus=whole(body["gpus"], "gpus", 255) if "gpus" in body else 1,
+        stopped_s=number(body.get("stopped_s", 0.0), "stopped_s"),
+        woken=whole(body.get("woken", 0), "woken", 2**31),
+        cpu_curve=_cpu_curve(body["cpu_curve"]) if "cpu_curve" in body else (),
+    )
+    _check_whole(record, body)
+    return record
+
+
+def _check_whole(record: Record, body: Mapping[str, Any]) -> None:
+    """What its fields must not say together."""
+    if "gpus" in body and record.gpus < 2:
+        raise bad("gpus", "is less than two")
+    if record.one_process != ("one_process" in body):
+        raise bad("one_process", "is not true")
+    if record.end_s < record.start_s:
+        raise bad("end_s", "is before start_s")
+    if record.alone.shared_s or record.shared.alone_s:
+        raise bad("alone, shared", "contradict themselves")
+    if record.scope is Scope.COMMAND and (record.stopped_s or record.woken):
+        raise bad("stopped_s, woken", "are in a record of a user's")
+    if record.scope is Scope.JOB:
+        for name in ("token", "cpu_curve"):
+            if getattr(record, name):
+                raise bad(name, "is in a record of a node")

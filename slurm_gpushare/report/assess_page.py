@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_gpushare.report import text
+from slurm_gpushare.protocol import text
+from slurm_gpushare.protocol.text import counted, durations, hours_span, span
 from slurm_gpushare.report.pages import Origin, render
-from slurm_gpushare.report.text import counted, durations, hours_span, span
 
 Partition = Mapping[str, Any]
 """One entry of the JSON document's ``partitions``."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from slurm_gpushare.helper.reasons import words
 from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.report.summary import Report
-from slurm_gpushare.report.text import words
 
 JSON_VERSION = 1
 

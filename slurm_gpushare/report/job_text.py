@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from slurm_gpushare.helper.reasons import Code, Reason
+from slurm_gpushare.helper.reasons import Code, Reason, sentence, words
 from slurm_gpushare.protocol.history import OPTED_OUT, Decision, last_of_equals
-from slurm_gpushare.report.cpu_advice import CpuAdvice
-from slurm_gpushare.report.job_view import PLACED, RESIDENT, JobView, Stay
-from slurm_gpushare.report.text import (
+from slurm_gpushare.protocol.text import (
     CLUSTER_NAMES,
     WIDTH,
     bar,
@@ -21,9 +19,9 @@ from slurm_gpushare.report.text import (
     labelled,
     moment,
     per_cent,
-    sentence,
-    words,
 )
+from slurm_gpushare.report.job_figures import CpuAdvice
+from slurm_gpushare.report.job_view import PLACED, RESIDENT, JobView, Stay
 
 PREALLOCATED = (
     "constant and nearly the whole card: if its framework takes memory in advance (TensorFlow, JAX), let it grow as "

@@ -16,8 +16,7 @@ from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.history import OPTED_OUT, Decision, Span, SpanSide, rate_of_isd
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.tag import Tag
-from slurm_gpushare.report.cpu_advice import CpuAdvice, cpu_advice
-from slurm_gpushare.report.slow_down import span_s, whole_run_isd_pct
+from slurm_gpushare.report.job_figures import CpuAdvice, cpu_advice, span_s, whole_run_isd_pct
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import STANDING, Job
 from slurm_gpushare.slurm.values import array_of

@@ -18,9 +18,9 @@ from pathlib import Path
 from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.report.job_figures import Distribution, gpu_s, lasted_s, saved_s, spread
 from slurm_gpushare.report.job_text import KINDS
 from slurm_gpushare.report.job_view import History, JobView, with_history
-from slurm_gpushare.report.slow_down import Distribution, gpu_s, lasted_s, saved_s, spread
 from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.store.sharing import BROKEN_PROMISES, STRIKES
 from slurm_gpushare.store.store import Store

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from slurm_gpushare.report import axes, text
+from slurm_gpushare.protocol import text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,14 +37,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     found.filters |= {
-        "px": lambda value: f"{value:.1f}", "g": lambda value: f"{value:g}", "short": axes.short,
-        "fitting": axes.fitting, "colour": axes.cluster_colour, "cluster": text.cluster_name,
+        "px": lambda value: f"{value:.1f}", "g": lambda value: f"{value:g}", "short": short,
+        "fitting": fitting, "colour": cluster_colour, "cluster": text.cluster_name,
         "per_cent": lambda value: _unbroken(text.per_cent(value)), "hours": lambda value: _unbroken(text.hours(value)),
         "duration": lambda value: _unbroken(text.duration_text(value)), "counted": text.counted,
         "energy": text.energy, "n": lambda value: f"{value:,}",
     }  # fmt: skip
     names = ("Scale", "ticks", "time_ticks", "WIDTH", "NARROW", "LEFT", "RIGHT", "TOP", "BOTTOM", "LETTER")
-    found.globals |= {name: getattr(axes, name) for name in names}
+    found.globals |= {name: globals()[name] for name in names}
     return found
 
 
@@ -54,4 +56,79 @@ def render(template: str, **values: Any) -> str:
 def cluster_key(clusters: Any) -> list[tuple[str, str]]:
     """The colours of these clusters, and their names."""
     ordered = sorted(set(clusters), key=lambda cluster: -1 if cluster is None else cluster)
-    return [(axes.cluster_colour(cluster), text.cluster_name(cluster)) for cluster in ordered]
+    return [(cluster_colour(cluster), text.cluster_name(cluster)) for cluster in ordered]
+
+
+# What all pictures of a page have in common: scales, round numbers along an axis, instants along a time axis. The
+# pictures themselves are SVG, in templates/charts.html.j2. Each is drawn at two widths, for a desk and for a phone,
+# where shrunk letters could not be read.
+
+
+WIDTH, NARROW = 720.0, 340.0
+LEFT, RIGHT, TOP, BOTTOM = 56.0, 16.0, 12.0, 40.0
+LETTER = 6.2
+"""About how wide a letter of an axis is."""
+_MINUTES = (1, 5, 15, 60, 180, 360)
+_DAYS = (1, 2, 7, 14, 30, 91, 365)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Data to pixels, along one axis."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low or 1.0
+        return self.start + (value - self.low) / span * (self.end - self.start)
+
+
+def cluster_colour(cluster: int | None) -> str:
+    """A CSS variable; the page defines six clusters' colours, told apart by colour-blind readers too."""
+    return "var(--grey)" if cluster is None else f"var(--c{cluster % 6})"
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`, about so many."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / max(about, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    # A little too fine is better than too coarse: 8.01 in about 4 goes in steps of 2, not with one line at 5.
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.8 * raw)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def time_ticks(start_s: float, end_s: float, most: int = 8) -> list[tuple[float, str]]:
+    """Instants along a time axis with their words: clock times within a day and a half, midnights beyond."""
+    span_s = end_s - start_s
+    midnight = datetime.fromtimestamp(start_s).replace(hour=0, minute=0, second=0, microsecond=0)
+    if span_s <= 1.5 * 86400:
+        step_s = 60 * next((step for step in _MINUTES if span_s / (60 * step) <= most), _MINUTES[-1])
+        midnight_s = midnight.timestamp()
+        first = math.ceil((start_s - midnight_s) / step_s)
+        last = math.floor((end_s - midnight_s) / step_s)
+        instants = [datetime.fromtimestamp(midnight_s + i * step_s) for i in range(first, last + 1)]
+        return [(at.timestamp(), at.strftime("%H:%M")) for at in instants]
+    step = next((step for step in _DAYS if span_s / (86400 * step) <= most), _DAYS[-1])
+    form = "%Y-%m-%d" if span_s > 300 * 86400 else "%d %b"
+    found, at = [], midnight + timedelta(days=1)
+    while at.timestamp() <= end_s:
+        found.append((at.timestamp(), at.strftime(form)))
+        at += timedelta(days=step)
+    return found
+
+
+def fitting(text: str, width: float) -> str:
+    """As many of its letters as have room."""
+    most = int(width / LETTER)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short(value: float) -> str:
+    """``15k`` instead of 15000: an axis has room for four letters."""
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:g}"

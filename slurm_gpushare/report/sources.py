@@ -18,9 +18,9 @@ from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.history import sides_by_job
 from slurm_gpushare.protocol.record import Record
 from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.text import duration_text, moment
 from slurm_gpushare.report.job_view import History, of_job
 from slurm_gpushare.report.summary import Report, summarise
-from slurm_gpushare.report.text import duration_text, moment
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.values import array_of

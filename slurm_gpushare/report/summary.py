@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from slurm_gpushare.protocol.history import Span, isd_of_rate
 from slurm_gpushare.protocol.settings import SitePromises
-from slurm_gpushare.report.cpu_advice import CpuSummary, summarise_cpus
-from slurm_gpushare.report.job_view import ROLES, History, JobView, by_own_id, views_of
-from slurm_gpushare.report.slow_down import (
+from slurm_gpushare.report.job_figures import (
+    CpuSummary,
     Distribution,
     gpu_s,
     mean,
@@ -19,8 +18,10 @@ from slurm_gpushare.report.slow_down import (
     saved_s,
     span_s,
     spread,
+    summarise_cpus,
     weighted_mean,
 )
+from slurm_gpushare.report.job_view import ROLES, History, JobView, by_own_id, views_of
 from slurm_gpushare.slurm.accounting import AccountedJob
 
 

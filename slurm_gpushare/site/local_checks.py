@@ -10,8 +10,8 @@ from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX, hold_dir, seal
 from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
-from slurm_gpushare.protocol.users import user_name
 from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
 from slurm_gpushare.site.owner_checks import may_write
 from slurm_gpushare.store.credential import opener

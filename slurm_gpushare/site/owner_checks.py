@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, INCOMING_MODE
+from slurm_gpushare.protocol.files import uid_of, user_name
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.settings_in_force import last_good_path
-from slurm_gpushare.protocol.users import uid_of, user_name
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Check, Finding, check, failed, warned
 from slurm_gpushare.site.hook_checks import lua_files

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import KEYS, Config, parse_config
-from slurm_gpushare.protocol.users import user_name
 from slurm_gpushare.site import current_setup
 from slurm_gpushare.site.configure import generated_conf
 from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from sys import intern
 from typing import TYPE_CHECKING
 
-from slurm_gpushare.protocol.comment import clear_consent
-from slurm_gpushare.protocol.tag import Tag, parse_tag
+from slurm_gpushare.protocol.tag import Tag, clear_consent, parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.queue import Job

@@ -21,8 +21,7 @@ from pathlib import Path
 from sqlalchemy import delete, select
 
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.record import RecordKind, Scope
-from slurm_gpushare.protocol.record_json import RecordError, parse_record
+from slurm_gpushare.protocol.record import RecordError, RecordKind, Scope, parse_record
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
@@ -77,7 +76,7 @@ class _Patience:
 
 
 class Ingest:
-    """Takes records in. The helper keeps one and calls it each tick; ``gpushare ingest`` calls it once."""
+    """Takes records in. The helper keeps one and calls it each tick; ``gpushare db ingest`` calls it once."""
 
     def __init__(
         self,

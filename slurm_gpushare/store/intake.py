@@ -15,8 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
-from slurm_gpushare.protocol.record import Record, RecordKind
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import Record, RecordKind, encode_record
 from slurm_gpushare.protocol.tokens import TOKEN, OwnedToken
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.combine import Numbers, features_of

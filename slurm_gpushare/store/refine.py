@@ -13,8 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
-from slurm_gpushare.protocol.record import Record, enough_cpus
-from slurm_gpushare.protocol.record_json import parse_record
+from slurm_gpushare.protocol.record import Record, enough_cpus, parse_record
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
 from slurm_gpushare.store.database import Database, insert_many

@@ -13,8 +13,7 @@ from sqlalchemy import Row, Select, delete, func, select
 
 from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.history import Decision
-from slurm_gpushare.protocol.record import Record
-from slurm_gpushare.protocol.record_json import parse_record
+from slurm_gpushare.protocol.record import Record, parse_record
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.statements import select_in

@@ -16,8 +16,7 @@ from gpushare_lab.experiment.submitting import submit
 from gpushare_lab.testbed.configuration import with_keys
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.protocol.record import Record, RecordKind
-from slurm_gpushare.protocol.record_json import parse_record
+from slurm_gpushare.protocol.record import Record, RecordKind, parse_record
 
 CLOSE = 3.0  # points
 SHARD = "--gres=shard:v100_{gpu}:1"

@@ -13,8 +13,7 @@ from gpushare_lab.experiment.submitting import submit
 from gpushare_lab.testbed.testbed import Testbed
 from telemetry_bed import WAIT_TO_BE_MEASURED, begin_when_measured, ingest_until
 
-from slurm_gpushare.protocol.record import RecordKind, Scope
-from slurm_gpushare.protocol.record_json import encode_record, parse_record
+from slurm_gpushare.protocol.record import RecordKind, Scope, encode_record, parse_record
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from world import ALICE, NOW, Tags, command_record, record, token
 
-from slurm_gpushare.protocol.record import Record
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import Record, encode_record
 from slurm_gpushare.protocol.settings import DEFAULTS
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.site.finding import Level

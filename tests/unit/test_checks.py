@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_gpushare.cli.console import check_accounting_names, check_job_ids
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.cli.options import check_accounting_names, check_job_ids
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.slurm.commands import Slurm
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from world import FakeSlurm, node
 
-from slurm_gpushare.cli import access, metrics, report, status
+from slurm_gpushare.cli import console as access
+from slurm_gpushare.cli import metrics, report, status
 from slurm_gpushare.cli.main import main
 from slurm_gpushare.protocol.settings import DEFAULTS, Config
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
@@ -93,8 +94,8 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
     "command",
-    ["status", "jobs", "report", "token list", "db check", "db strikes", "db audit", "kb bans", "kb show", "model show",
-     "kb learn"],
+    ["status", "jobs", "report", "token list", "db check", "db strikes", "db audit", "kb bans", "kb show",
+     "model show"],
 )  # fmt: skip
 def test_every_command_goes_by_the_last_good_settings_and_says_so_in_one_line(
     conf: Path, fault: str, command: str, capsys: pytest.CaptureFixture[str]
@@ -142,7 +143,7 @@ def test_no_command_reads_the_file_past_the_last_good_settings() -> None:
 _AS_NOBODY = """
 import os
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-from slurm_gpushare.cli import access
+from slurm_gpushare.cli import console as access
 from slurm_gpushare.cli.main import main
 access.settings_or_defaults()
 main(["db", "strikes"])

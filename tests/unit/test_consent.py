@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lua_hook import INTERPRETERS, LuaHook, literal, make_hook
 
-from slurm_gpushare.protocol.comment import Consent, UnclearConsent, parse_consent, without_consent
+from slurm_gpushare.protocol.tag import Consent, UnclearConsent, parse_consent, without_consent
 from slurm_gpushare.protocol.tokens import OPTION
 
 TOKEN = "gs-" + "k" * 20

@@ -37,7 +37,7 @@ from slurm_gpushare.knowledge.interference import GANG_DOUBT, Telemetry
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.protocol.settings import parse_config
-from slurm_gpushare.report.slow_down import gpu_s
+from slurm_gpushare.report.job_figures import gpu_s
 from slurm_gpushare.slurm.nodes import missing_for_gangs
 from slurm_gpushare.slurm.queue import Job
 

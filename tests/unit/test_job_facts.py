@@ -12,10 +12,10 @@ from slurm_gpushare.node.figures import RunFigures, looks_preallocated, run_figu
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.record import Period, Stat
 from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.text import WIDTH, bar
 from slurm_gpushare.report.export import job_json
 from slurm_gpushare.report.job_text import PREALLOCATED, job_lines, tell
 from slurm_gpushare.report.job_view import History, JobView, from_queue, with_history
-from slurm_gpushare.report.text import WIDTH, bar
 from slurm_gpushare.store.published import PublicJob
 
 TOKEN = "gs-" + "a" * 20

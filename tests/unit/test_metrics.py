@@ -24,9 +24,9 @@ from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.tag import Paused, Tag
+from slurm_gpushare.report.job_figures import Distribution
 from slurm_gpushare.report.job_view import History, remembered_tag, views_of
 from slurm_gpushare.report.metrics import LastDay, SpoolState, last_day, metrics, spool_state, store_figures
-from slurm_gpushare.report.slow_down import Distribution
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.runner import ControllerDown

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from slurm_gpushare.cli.output import Column, table, text_of, use_colour
+from slurm_gpushare.cli.console import Column, table, text_of, use_colour
 
 COLUMNS = (Column("NODE"), Column("ISD%", ".1f", "right"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.cli.output import check_page, write_page
+from slurm_gpushare.cli.console import check_page, write_page
 from slurm_gpushare.protocol.errors import GpushareError
 
 

@@ -11,10 +11,11 @@ import pytest
 from world import NOW, SETTINGS, Flat, card, occupant, pending
 
 from slurm_gpushare.helper.plan import plan
-from slurm_gpushare.helper.reasons import Code, Reason, duration_text, sentence, words
+from slurm_gpushare.helper.reasons import Code, Reason, sentence, words
 from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot, Workload
 from slurm_gpushare.helper.why_left import REFRESH_S, WaitReasons, why_left
 from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.text import duration_text
 
 RESIDENT = card(occupant())
 ENDS_SOON = card(occupant("soon", token=None, whole=True, expected_s=1001), index=1)

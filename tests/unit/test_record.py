@@ -18,13 +18,15 @@ from slurm_gpushare.protocol.record import (
     Neighbour,
     Period,
     Record,
+    RecordError,
     RecordKind,
     Scope,
     Stat,
+    encode_record,
     gpu_model,
     new_id,
+    parse_record,
 )
-from slurm_gpushare.protocol.record_json import RecordError, encode_record, parse_record
 
 STATS = MappingProxyType({"gpu_util_pct": Stat(20, 91.0, 70.0, 3.0, 90.5, 12.0)})
 

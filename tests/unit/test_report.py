@@ -12,21 +12,27 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_gpushare.cli.report_text import report_text
+from slurm_gpushare.cli.report import report_text
 from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag
+from slurm_gpushare.protocol.text import natural
 from slurm_gpushare.report import report_page
-from slurm_gpushare.report.axes import ticks
 from slurm_gpushare.report.export import CSV_COLUMNS, to_csv, to_json
-from slurm_gpushare.report.gpu_time import accrued, shared_by_card, stays_by_card, stretches
+from slurm_gpushare.report.job_figures import Distribution, isd_pct, spread
 from slurm_gpushare.report.job_view import History, JobView
-from slurm_gpushare.report.report_page import KnowledgeCells, ProfilePoint
+from slurm_gpushare.report.pages import ticks
+from slurm_gpushare.report.report_page import (
+    KnowledgeCells,
+    ProfilePoint,
+    accrued,
+    shared_by_card,
+    stays_by_card,
+    stretches,
+)
 from slurm_gpushare.report.report_page import render_report as render
-from slurm_gpushare.report.slow_down import Distribution, isd_pct, spread
 from slurm_gpushare.report.summary import Report, summarise
-from slurm_gpushare.report.text import natural
 from slurm_gpushare.slurm.accounting import AccountedJob
 
 T0 = 1_790_000_000

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from world import TOKEN_A, TOKEN_B, TOKEN_C, FakeSlurm, Flat, job, node, running
 
-from slurm_gpushare.cli.shadow_section import shadow_lines, shadow_of
+from slurm_gpushare.cli.report import shadow_lines, shadow_of
 from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.helper.shadow_policy import as_if_shareable
 from slurm_gpushare.helper.tick import Helper, TickReport

@@ -10,8 +10,7 @@ import pytest
 from world import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
 from slurm_gpushare.helper import log
-from slurm_gpushare.protocol.record import new_id
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import encode_record, new_id
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import ingest, intake, spool, workloads
 

@@ -5,7 +5,7 @@ import sys
 
 from world import NOW, TOKEN_A, job, node, running
 
-from slurm_gpushare.cli.output import wrapped
+from slurm_gpushare.cli.console import wrapped
 from slurm_gpushare.cli.status import _notes
 from slurm_gpushare.helper.occupancy import occupancy
 from slurm_gpushare.report.export import gpu_json

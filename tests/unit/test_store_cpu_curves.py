@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from world import ALICE, BOB, NOW, Site, command_record, record, token
 
-from slurm_gpushare.protocol.record import CpuSpeed, Record, enough_cpus
-from slurm_gpushare.protocol.record_json import RecordError, encode_record, parse_record
+from slurm_gpushare.protocol.record import CpuSpeed, Record, RecordError, encode_record, enough_cpus, parse_record
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.intake import WAITING_OF_A_JOB

@@ -12,8 +12,7 @@ from world import ALICE, BOB, NOW, Site, command_record, record, seal, token
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.queue_facts import StoreReader
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.record import RecordKind
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import RecordKind, encode_record
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.credential import MungeDown, Sealed
 from slurm_gpushare.store.ingest import Ingest

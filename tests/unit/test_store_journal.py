@@ -190,7 +190,7 @@ def test_a_directory_that_is_closed_to_a_user_is_no_crash(path: Path) -> None:
     assert run_as(OTHER, path, READ) == f"{path}: cannot be opened: Permission denied. Run this as SlurmUser."
     asked = (
         "from dataclasses import replace; from pathlib import Path\n"
-        "    from slurm_gpushare.cli.access import readable_store\n"
+        "    from slurm_gpushare.cli.console import readable_store\n"
         "    from slurm_gpushare.protocol.settings import DEFAULTS\n"
         "    print(readable_store(replace(DEFAULTS, store_url=url, source=Path(path)), loud=True))"
     )

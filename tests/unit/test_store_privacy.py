@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from world import ALICE, NOW, Site, command_record, record, seal, token
 
-from slurm_gpushare.protocol.record_json import encode_record
+from slurm_gpushare.protocol.record import encode_record
 from slurm_gpushare.protocol.tokens import OwnedToken
 
 SECRET = "SECRETPROJECT"

@@ -8,8 +8,7 @@ import pytest
 
 from slurm_gpushare.node.measure import Identity, RunSoFar
 from slurm_gpushare.node.nvml import CardSample, ProcessLoad
-from slurm_gpushare.protocol.record import ENOUGH, Closed, RecordKind
-from slurm_gpushare.protocol.record_json import encode_record, parse_record
+from slurm_gpushare.protocol.record import ENOUGH, Closed, RecordKind, encode_record, parse_record
 
 OWN, OTHER, UNKNOWN = 100, 200, 300
 OWNS = {OWN: True, OTHER: False, UNKNOWN: None}.get

@@ -10,8 +10,7 @@ import click
 from gpushare_lab.paper import plots
 from gpushare_lab.paper.characterize import THIRD
 from gpushare_lab.paper.characterize import characterize as run
-from slurm_gpushare.cli.options import check_new_directory
-from slurm_gpushare.cli.output import Column, right, table, warn
+from slurm_gpushare.cli.console import Column, check_new_directory, right, table, warn
 from slurm_gpushare.knowledge.tables import write_text
 from slurm_gpushare.protocol.errors import BadInput
 

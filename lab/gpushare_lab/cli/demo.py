@@ -30,8 +30,7 @@ from gpushare_lab.paper.rounds import (
 )
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.cli.options import check_new_directory
-from slurm_gpushare.cli.output import warn
+from slurm_gpushare.cli.console import check_new_directory, warn
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 BAR = 24

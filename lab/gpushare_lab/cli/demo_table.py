@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from gpushare_lab.paper.rounds import AGAIN, EXCLUSIVE, OURS, PaperResult
-from slurm_gpushare.cli.output import Column, right, table
+from slurm_gpushare.cli.console import Column, right, table
 
 PAPER_PS, PAPER_ISD = 1.19, -0.37
 """Points of PS and ISD that the paper reports for its scheduler against random."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from gpushare_lab.forms import try_all
+from slurm_gpushare.cli.console import JSON
 from slurm_gpushare.cli.doctor import say
-from slurm_gpushare.cli.options import JSON
 from slurm_gpushare.protocol.errors import Exit
 from slurm_gpushare.site.finding import Level
 

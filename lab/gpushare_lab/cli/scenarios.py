@@ -10,8 +10,7 @@ import click
 
 from gpushare_lab.cli.testbed import SLURM, Steps, stop_on_sigterm, throw_away_dir
 from gpushare_lab.experiment.scenarios import SCENARIOS, SHORT, ScenarioOutcome, ScenarioResult
-from slurm_gpushare.cli.options import JSON
-from slurm_gpushare.cli.output import Column, echo_json, right, table
+from slurm_gpushare.cli.console import JSON, Column, echo_json, right, table
 from slurm_gpushare.protocol.errors import BadInput, Exit
 
 

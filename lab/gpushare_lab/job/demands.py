@@ -14,8 +14,8 @@ from statistics import fmean
 from gpushare_lab.emulator.card import Demand
 from gpushare_lab.job import contention
 from gpushare_lab.job.pair_rates import EmulatedRates
-from slurm_gpushare.protocol.csv_rows import read_rows
 from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.files import read_rows
 
 LEAST_MIB = 1200  # a CUDA context and a small model
 ROUNDS = 60

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_gpushare.protocol.csv_rows import Row, read_rows
+from slurm_gpushare.protocol.files import Row, read_rows
 
 COLUMNS = ("profile_a", "profile_b", "gpu_model", "rate_a", "rate_b")
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushare_lab.paper.characterize import Characterisation
-from slurm_gpushare.cli.options import check_directory
+from slurm_gpushare.cli.console import check_directory
 from slurm_gpushare.knowledge.clusters import ClusterModel
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 

@@ -1,15 +1,12 @@
-"""Durations, numbers and names as people read them: the one place where every command and page formats."""
+"""Durations, numbers and names as people read them: the one place where logs, commands and pages format."""
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 import time
 from collections.abc import Mapping
-
-from slurm_gpushare.helper.reasons import duration_text, sentence, words
-
-__all__ = ["duration_text", "sentence", "words"]  # the planner's log says durations and reasons in the same words
 
 WIDTH = 80
 """Columns of a terminal that every text keeps to."""
@@ -23,6 +20,16 @@ TO_SHARE = (
 def number(value: float | None, form: str = ".1f", unit: str = "") -> str:
     """A figure; the unknown is ``---``."""
     return "---" if value is None else f"{value:{form}}{unit}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``: a unit that fits."""
+    if seconds is None or not math.isfinite(seconds):
+        return "---"
+    for unit, size, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
+        if abs(seconds) < most:
+            return f"{seconds / size:.{0 if seconds / size >= 10 or size == 1.0 else 1}f} {unit}"
+    return f"{seconds / 86400.0:.1f} days"
 
 
 def per_cent(value: float | None) -> str:

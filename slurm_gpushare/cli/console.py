@@ -1,0 +1,369 @@
+"""How commands print: aligned tables, ``---`` for the unknown, colour and progress only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from slurm_gpushare.protocol.errors import BadInput, ConfigError, GpushareError, NotInstalled, SlurmError
+from slurm_gpushare.protocol.files import replace_text, uid_of
+from slurm_gpushare.protocol.settings import DEFAULTS, Config
+from slurm_gpushare.protocol.settings_in_force import settings_and_fault
+from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
+from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.values import expand_tasks, parse_time
+
+if TYPE_CHECKING:
+    from slurm_gpushare.store.store import Store
+
+UNKNOWN = "---"
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its heading, and how its values are written."""
+
+    name: str
+    format: str = ""
+    """A format specification for numbers, e.g. ``.1f``."""
+    align: Literal["left", "right"] = "left"
+
+
+def right(name: str, form: str = "") -> Column:
+    """A column of numbers."""
+    return Column(name, form, "right")
+
+
+def text_of(value: Cell, spec: str = "") -> str:
+    """A cell as people read it: the unknown is ``---``, never 0."""
+    if value is None or value == "" or value != value:  # the last is NaN
+        return UNKNOWN
+    return value if isinstance(value, str) else format(value, spec)
+
+
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, header: bool = True, delimiter: str | None = None
+) -> str:
+    """Rows as aligned columns, or separated by `delimiter` (squeue's and sacct's -P) without padding."""
+    lines = [[text_of(value, column.format) for column, value in zip(columns, row, strict=True)] for row in rows]
+    if header:
+        lines.insert(0, [column.name for column in columns])
+    if delimiter is not None:
+        return "\n".join(delimiter.join(line) for line in lines)
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
+    aligned = (
+        "  ".join(
+            word.rjust(width) if column.align == "right" else word.ljust(width)
+            for word, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+    return "\n".join(aligned)
+
+
+def wrapped(sentence: str) -> str:
+    """A sentence in lines of at most 80 columns."""
+    return textwrap.fill(sentence, 80, break_on_hyphens=False, break_long_words=False)
+
+
+def echo_json(data: Any) -> None:
+    """Print `data` for scripts: one JSON document, stable key order."""
+    click.echo(json.dumps(data, indent=2, sort_keys=True, allow_nan=False))
+
+
+def echo_models(documents: Sequence[dict[str, Any]]) -> None:
+    """Print the first GPU model's document; where there are several, all of them are in it under ``models``."""
+    echo_json(documents[0] | ({"models": documents} if len(documents) > 1 else {}))
+
+
+def use_colour() -> bool:
+    """Colour only for a person at a terminal who has not declined it (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, colour: str) -> str:
+    """`text` in `colour` where colour is in use, else as it is."""
+    return click.style(text, fg=colour) if use_colour() else text
+
+
+def warn(message: str) -> None:
+    """One line on stderr that does not stop the command."""
+    click.echo(f"gpushare: warning: {' '.join(message.split())}", err=True)
+
+
+class _Silent:
+    """A bar that nobody sees."""
+
+    def update(self, n_steps: int) -> None:
+        """Nothing to show."""
+
+
+@contextmanager
+def progress(label: str, length: int) -> Iterator[Any]:
+    """A bar on stderr for work over about two seconds; silent where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield _Silent()
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield bar
+
+
+# Pages that commands write: can they be, and may they replace what is there?
+
+
+def check_page(path: Path, force: bool) -> None:
+    """Before anything is asked of Slurm: can the page be written where it is wanted?"""
+    try:
+        there = path.exists()
+    except OSError as why:
+        raise GpushareError(f"{path}: cannot be written: {why.strerror}") from why
+    if there and not force:
+        raise BadInput(f"{path}: exists already", "Name another file, or add --force.")
+    if not path.parent.is_dir():
+        why_not: str | None = "there is no such directory"
+    elif there and not path.is_file():  # a terminal, a pipe
+        why_not = None if os.access(path, os.W_OK) else "Permission denied"
+    else:
+        why_not = why_not_writable(path.resolve().parent)
+    if why_not:
+        raise GpushareError(f"{path}: cannot be written: {why_not}", "Name another file.")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write the page, for its owner alone: it names users and their jobs. Who may read it is for the owner to say."""
+    try:
+        if path.is_file() or not path.exists():
+            replace_text(path.resolve(), text, 0o600)
+        else:
+            path.write_text(text, encoding="utf-8")  # a terminal, a pipe
+    except OSError as why:
+        raise GpushareError(f"{path}: cannot be written: {why.strerror}") from why
+
+
+# Options that several commands have: they mean and say the same everywhere.
+
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+NO_HEADER = click.option("-n", "--noheader", is_flag=True, help="No header and no lines below the table.")
+PARSABLE = click.option("-P", "--parsable2", is_flag=True, help="Separate columns by | without padding.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would be done; change nothing.")
+YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+HTML = click.option("--html", type=FILE, help="Write a self-contained page to this file.")
+FORCE = click.option("--force", is_flag=True, help="Let --html replace a file that exists.")
+SLURM_CLUSTERS = click.option("-M", "--clusters", default="", metavar="NAMES", help="Jobs of these Slurm clusters.")
+
+
+# Checks of options that filter: a name that does not exist is an error, with exit code 2.
+
+
+# squeue(1) and sacct(1), JOB STATE CODES, with the short forms that squeue takes.
+STATES = {
+    "BOOT_FAIL": "BF", "CANCELLED": "CA", "COMPLETED": "CD", "COMPLETING": "CG", "CONFIGURING": "CF",
+    "DEADLINE": "DL", "FAILED": "F", "NODE_FAIL": "NF", "OUT_OF_MEMORY": "OOM", "PENDING": "PD", "PREEMPTED": "PR",
+    "REQUEUED": "RQ", "REQUEUE_FED": "RF", "REQUEUE_HOLD": "RH", "RESIZING": "RS", "RESV_DEL_HOLD": "RD",
+    "REVOKED": "RV", "RUNNING": "R", "SIGNALING": "SI", "SPECIAL_EXIT": "SE", "STAGE_OUT": "SO", "STOPPED": "ST",
+    "SUSPENDED": "S", "TIMEOUT": "TO",
+}  # fmt: skip
+_JOB_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
+_WAITING_TASKS = re.compile(r"(\d+)_(\[[^]]*\])")
+
+
+def names(text: str) -> frozenset[str]:
+    """A comma list as squeue takes it."""
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+def check_users(text: str) -> set[int]:
+    """The uids of users that exist, given by name or number."""
+    return {existing_uid(name) for name in names(text)}
+
+
+def existing_uid(user: str) -> int:
+    uid = uid_of(user)
+    if uid is None:
+        raise BadInput(f"there is no user '{user}'")
+    return uid
+
+
+def check_states(text: str) -> frozenset[str]:
+    """States by their long names."""
+    longer = {short: name for name, short in STATES.items()}
+    wanted = {name.upper() for name in names(text)}
+    if unknown := sorted(wanted - STATES.keys() - longer.keys()):
+        raise BadInput(f"there is no job state '{unknown[0]}'", "See squeue(1), JOB STATE CODES.")
+    return frozenset(longer.get(name, name) for name in wanted)
+
+
+def check_partitions(slurm: Slurm, text: str) -> frozenset[str]:
+    """Partitions that exist, as far as slurmctld can be asked."""
+    wanted = names(text)
+    if wanted:
+        try:
+            known = {partition.name for partition in slurm.partitions()}
+        except SlurmError:
+            return wanted  # accounting answers without slurmctld
+        _check("partition", wanted, known)
+    return wanted
+
+
+def check_period(starttime: str, endtime: str) -> tuple[datetime, datetime]:
+    """Two times as sacct takes them, the second one later."""
+    now = datetime.now()
+    start, end = parse_time(starttime, now), parse_time(endtime, now)
+    if end <= start:
+        raise BadInput(f"the period is empty: it ends ({endtime}) before it starts ({starttime})")
+    return start, end
+
+
+def check_accounting_names(slurm: Slurm, kind: str, text: str) -> None:
+    """Accounts or Slurm clusters, as far as accounting tells this user of them."""
+    if wanted := names(text):
+        try:
+            known = slurm.accounting_names(kind)
+        except SlurmError:
+            return
+        if known:
+            _check(kind, wanted, known)
+
+
+def check_nodes(wanted: Iterable[str], known: Iterable[str]) -> None:
+    _check("node", wanted, known)
+
+
+def _check(kind: str, wanted: Iterable[str], known: Iterable[str]) -> None:
+    there = set(known)
+    if unknown := sorted(set(wanted) - there):
+        few = sorted(there)[:8]
+        hint = f"There are: {', '.join(few)}{', ...' if len(there) > len(few) else ''}." if few else ""
+        raise BadInput(f"there is no {kind} '{unknown[0]}'", hint)
+
+
+def check_counts(gpus: int, jobs: int | None) -> None:
+    if gpus < 1:
+        raise BadInput(f"--gpus {gpus}: at least one is needed")
+    if jobs is not None and jobs < 1:
+        raise BadInput(f"--jobs {jobs}: at least one is needed")
+
+
+def check_directory(option: str, path: Path | None) -> None:
+    """Before a long run: is there a directory for the file that is written at its end?"""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise BadInput(f"{option} {path}: no directory {path.parent}", "Make it first.")
+    if why := why_not_writable(path.parent):
+        raise BadInput(f"{option} {path}: cannot be written: {why}", "Name another file.")
+
+
+def check_new_directory(option: str, path: Path) -> None:
+    """Before a long run: can this directory be made, unless it is there, and written to?"""
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
+    if why := why_not_writable(there):
+        raise BadInput(f"{option} {path}: cannot be written to: {why}", "Name another directory.")
+
+
+def why_not_writable(directory: Path) -> str | None:
+    """Why no file can be made there. One is made to see: of root, permissions say nothing (NFS, read-only mounts)."""
+    try:
+        with TemporaryFile(dir=directory):
+            return None
+    except OSError as why:
+        return why.strerror or str(why)
+
+
+def check_job_ids(words: Iterable[str]) -> list[str]:
+    """Job ids as squeue prints them, several in a word by commas; waiting tasks (``6_[0-3%2]``) one by one."""
+    return [job_id for word in words for part in _COMMAS.split(word) if part or not word for job_id in _job_ids(part)]
+
+
+_COMMAS = re.compile(r",(?![^[]*\])")
+
+
+def _job_ids(text: str) -> list[str]:
+    if _JOB_ID.fullmatch(text):
+        return [text]
+    if tasks := _WAITING_TASKS.fullmatch(text):
+        try:
+            return [f"{tasks[1]}_{task}" for task in expand_tasks(tasks[2])]
+        except ValueError:
+            pass
+    raise BadInput(f"'{text}' is no job id", "Give it as squeue prints it: 14, 6_2, 6_[3-5].")
+
+
+# What this user may read: the settings in force, and the store or what the helper published.
+
+
+def source(config: Config, *, loud: bool = False) -> Source:
+    """Where this user's figures come from."""
+    store = readable_store(config, loud=loud)
+    if store is not None:
+        return StoreSource(store, config.public_dir)
+    return PublishedSource(config.public_dir, os.geteuid(), config.munge_socket)
+
+
+def settings() -> Config:
+    """The settings in force. While gpushare.conf has a mistake or is away: the last good ones, and a warning."""
+    config, fault = settings_and_fault()
+    if fault is not None:
+        warn(f"{fault.what}. The last good settings stay in force until it is mended; 'gpushare doctor' checks it.")
+    return config
+
+
+def settings_or_defaults(*, loud: bool = True) -> Config:
+    """The same for commands that only show something: where there are none, the defaults, and a warning if `loud`."""
+    try:
+        return settings()
+    except ConfigError as error:
+        if loud:
+            warn(f"{error} The defaults are used.")
+        return DEFAULTS
+
+
+def _is_absent(path: str) -> bool:
+    """Whether there is no such file, which is worth a word; one that is closed to this user is as it should be."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def readable_store(config: Config, *, loud: bool = True) -> Store | None:
+    """The store for reading, or None: users have no access to it, and need none.
+
+    The database library is imported only where there is something to open: commands answer at once without it. Who
+    was told already that the defaults are used is not told that nothing is there.
+    """
+    loud = loud and config.source is not None
+    path = config.store_url.removeprefix("sqlite://")
+    if path != config.store_url and not os.access(path, os.R_OK) and not (loud and _is_absent(path)):
+        return None
+    try:
+        from slurm_gpushare.store.store import Store
+
+        return Store(config.store_url, read_only=True)
+    except ModuleNotFoundError as missing:
+        if loud:
+            warn(f"{NotInstalled(missing.name or '', 'controller')} What the helper published is shown.")
+        return None
+    except GpushareError as error:
+        if loud:
+            warn(f"{error} What the helper published is shown.")
+        return None
