@@ -186,7 +186,7 @@ function M.apply(job_desc, wanted, for_script)
   end
 end
 
--- The owner's consent. docs/hook.md has the grammar; slurm_gpushare/protocol/comment.py reads the same one, and a test
+-- The owner's consent. docs/hook.md has the grammar; slurm_gpushare/protocol/tag.py reads the same one, and a test
 -- feeds it, the hook and the filter in the user's commands with the same comments.
 
 -- Nothing else ever meets SQL.
