@@ -33,6 +33,7 @@ PYTHON = "/usr/lib/slurm-gpushare/bin/python"
 USER = "games"
 # After one run of each, the long one must have room in its promise for the short one at its longest.
 LONG_S, SHORT_S = 100, 10
+LIMIT = "gres/gpu=1"
 BEGUN = time.monotonic()
 
 
@@ -116,6 +117,23 @@ class Afternoon:
             text = script_with_environment(daemon_env(self.bed.layout), dropped_in)
             write_executable(self.bed.layout.bin / f"site_{name}", text)
 
+    def limit(self) -> str:
+        """The limit that the site has on GPUs, as sacctmgr prints it."""
+        return self.bed.run(["sacctmgr", "-n", "-P", "show", "qos", "normal", "format=GrpTRES"]).stdout.strip()
+
+    def limits_first(self) -> None:
+        """What limits.gpushare says: two lines and a restart, then its commands; no node has shards yet."""
+        text = (self.etc / "limits.gpushare").read_text()
+        keys = dict(re.findall(r"(?m)^#   (\w+)=(\S+)$", text))
+        conf = self.bed.layout.slurm_conf
+        conf.write_text(with_keys(conf.read_text(), keys))
+        self.bed.restart("slurmctld")
+        idle_nodes(self.bed)
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                command, *words = line.split()
+                self.bed.run([command, "-i", *words])
+
     def merge(self) -> None:
         """What an editor does with slurm.conf.gpushare and gres.conf.gpushare."""
         added = (self.etc / "slurm.conf.gpushare").read_text()
@@ -156,6 +174,7 @@ class Afternoon:
 def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> None:
     site = Afternoon(bed)
     before = contents(site.etc)
+    bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", f"GrpTRES={LIMIT}"])
     say("a user's job before us")
     plain = submit(bed, "true", "--gres=gpu:v100:1", "--output=/dev/null", user=USER, cwd=bed.layout.home / USER)
     wait_for(bed, plain, ["COMPLETED"])
@@ -170,9 +189,15 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> Non
     print("        " + written.strip().splitlines()[-1])
     site.own_prologs()
     saved = contents(site.etc)
-    site.merge()
+
+    say("limits come before sharing: slurmctld counts shards, then sacctmgr limits them")
+    site.limits_first()
+    print(f"        GrpTRES of QOS normal: {site.limit()}")
+    if site.limit() != f"{LIMIT},gres/shard=2":
+        sys.exit("afternoon: error: the limit on GPUs has no equivalent in shards")
 
     say("roll out: new types on empty nodes, a store, doctor --first-time")
+    site.merge()
     site.restart()
     site.gpushare("db", "migrate", user=bed.slurm_user)
     first = site.gpushare("doctor", "--first-time", check=False, user=bed.slurm_user)
@@ -201,6 +226,9 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> Non
     site.restart()
     site.gpushare("configure", "--undo", str(site.etc))
     chroot(root, "dpkg", "-P", "slurm-gpushare-controller", "slurm-gpushare")
+    bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "GrpTRES=gres/shard=-1"])
+    if site.limit() != LIMIT:
+        sys.exit(f"afternoon: error: the limit is {site.limit()}, and was {LIMIT}")
     bed.layout.gpushare_conf.unlink()  # the site's own, from before configure
     after = contents(site.etc)
     if before != after:

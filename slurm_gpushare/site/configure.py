@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,15 @@ from slurm_gpushare.site.current_setup import (
     gpu_types,
     job_defaults,
 )
-from slurm_gpushare.site.limits import Choice, billing_lines, commented, limit_commands
+from slurm_gpushare.site.limits import (
+    Choice,
+    billing_lines,
+    commented,
+    counted_tres,
+    gres_types,
+    limit_commands,
+    list_with,
+)  # fmt: skip
 from slurm_gpushare.site.site_files import (
     FileKind,
     Piece,
@@ -31,9 +39,6 @@ from slurm_gpushare.site.site_files import (
     without_settings,
 )
 from slurm_gpushare.slurm.nodes import Node, slurm_user
-
-_ALWAYS_COUNTED = frozenset({"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"})
-
 
 SUBMIT_BESIDE = "gpushare_submit.lua"
 """Our hook where the site has a job_submit.lua of its own, which runs it."""
@@ -84,7 +89,9 @@ def choose(
 def pieces(facts: SiteSetup, choice: Choice, install: Install) -> list[Piece]:
     """Everything to write, in the order in which to do it."""
     nodes = facts.shared_nodes(choice.partitions, choice.gpu_models)
-    found = [
+    limits = limit_commands(facts, choice)
+    return [
+        *([Piece("limits", FileKind.RUN, limits)] if limits else []),
         Piece("gpushare.conf", FileKind.FILE, _gpushare_conf(facts, choice)),
         Piece(GENERATED, FileKind.FILE, generated_conf(facts, choice, nodes)),
         Piece("slurm.conf", FileKind.MERGE, _slurm_conf(facts, choice, nodes)),
@@ -92,14 +99,6 @@ def pieces(facts: SiteSetup, choice: Choice, install: Install) -> list[Piece]:
         *_lua_files(facts, choice, install),
         *_prologs(install, facts.etc),
     ]
-    if commands := limit_commands(facts, choice):
-        found.append(Piece("limits", FileKind.RUN, commands))
-    return found
-
-
-def _list_with(words: Iterable[str], *wanted: str) -> str:
-    kept = list(words)
-    return ",".join(kept + [word for word in wanted if word not in kept])
 
 
 def _model_of(node: Node, choice: Choice) -> str:
@@ -117,19 +116,17 @@ def _grouped(nodes: Sequence[Node], choice: Choice) -> Iterator[tuple[str, str, 
 
 
 def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
-    gres = facts.words("GresTypes")
-    tres = [word for word in facts.words("AccountingStorageTRES") if word not in _ALWAYS_COUNTED]
     plugins = [word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")]
     filters = [word.removeprefix("cli_filter/") for word in facts.words("CliFilterPlugins")]
     parts = [
-        commented("Shards are how Slurm counts parts of a GPU.", f"GresTypes={_list_with(gres, 'gpu', 'shard')}"),
+        commented("Shards are how Slurm counts parts of a GPU.", f"GresTypes={gres_types(facts)}"),
         commented(
             "Reports and limits need both kinds in accounting.",
-            f"AccountingStorageTRES={_list_with(tres, 'gres/gpu', 'gres/shard')}",
+            f"AccountingStorageTRES={counted_tres(facts)}",
         ),
         commented(
             "The submit hook tags jobs; the client filter turns workload names into tokens and lets srun work.",
-            f"JobSubmitPlugins={_list_with(plugins, 'lua')}\nCliFilterPlugins={_list_with(filters, 'lua')}",
+            f"JobSubmitPlugins={list_with(plugins, 'lua')}\nCliFilterPlugins={list_with(filters, 'lua')}",
         ),
         _script(facts, "Prolog", "prolog.d", "Starts the sampler; always exits 0."),
         _script(facts, "Epilog", "epilog.d", "Ends the sampler; always exits 0."),
@@ -137,7 +134,7 @@ def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
         _epilog_slurmctld(facts),
         commented(
             "Without Alloc the prolog would only run at the first srun.",
-            f"PrologFlags={_list_with(facts.words('PrologFlags'), 'Alloc')}",
+            f"PrologFlags={list_with(facts.words('PrologFlags'), 'Alloc')}",
         ),
     ]
     if facts.config.get("SelectType") != "select/cons_tres":
@@ -149,7 +146,7 @@ def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
         parts.append(
             f"# In the NodeName lines of {names}, in place of their Gres= and Feature=: one type an index gives every\n"
             f"# card an address. Types change only on drained nodes; restart slurmctld and the slurmds.\n"
-            f"#   Gres={wanted} Feature={_list_with(node.features, model)}\n"
+            f"#   Gres={wanted} Feature={list_with(node.features, model)}\n"
         )
     parts += list(billing_lines(facts, choice))
     return "\n".join(parts)
@@ -239,7 +236,7 @@ def generated_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> s
         Setting("SlurmVersion", str(facts.release)),
         Setting("GpusPerNode", str(max((gpu_count(node) for node in nodes), default=1))),
         Setting("SlurmUser", slurm_user(facts.config).name),
-        Setting("NodeUsers", _list_with(said.get("nodeusers", "root").split(","), _slurmd_user(facts.config))),
+        Setting("NodeUsers", list_with(said.get("nodeusers", "root").split(","), _slurmd_user(facts.config))),
     ]
     for key, default in (("DefCpuPerGpu", "DefCpuPerGPU"), ("DefMemPerGpu", "DefMemPerGPU")):
         found = [

@@ -42,7 +42,13 @@ def accounting(facts: SiteSetup, config: Config) -> Iterator[Finding]:
 def limits(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """A limit or price on GPUs that sharing, or types by index, would slip past."""
     for limit in facts.limits or ():
-        if why := _slips_past(limit.tres, config):
+        if limit.name == _LEAST:
+            if "gres/gpu" in limit.tres or _by_model(limit.tres, config):
+                found = (
+                    f"{limit} wants GPUs of every job, and a job that shares has none in Slurm's books: it is refused"
+                )
+                yield failed(found, "Take GPUs out of MinTRES there, or give those who share another QOS.")
+        elif why := _slips_past(limit.tres, config):
             yield failed(f"{limit} {why}", "Run the sacctmgr line that 'gpushare configure' prints.")
     for name in config.partitions:
         partition = facts.partition(name)
@@ -121,7 +127,7 @@ def _gpu_tres(models: Iterable[str]) -> dict[str, None]:
 
 
 def limit_commands(facts: SiteSetup, choice: Choice) -> str:
-    """sacctmgr commands that give every limit on GPUs its equivalent in shards.
+    """sacctmgr commands that give every limit on GPUs its equivalent in shards, and what must be done before them.
 
     Where types are by index no job has ``gres/gpu:MODEL``: such a limit becomes one on all GPUs.
     """
@@ -130,7 +136,7 @@ def limit_commands(facts: SiteSetup, choice: Choice) -> str:
         ours = [name for name in limit.tres if name.lower() in _gpu_tres(choice.gpu_models)]
         counts = [int(limit.tres[name]) for name in ours if limit.tres[name].isdecimal()]
         typed = [name for name in ours if ":" in name]
-        if not counts or ("gres/shard" in limit.tres and not typed):
+        if not counts or limit.name == _LEAST or ("gres/shard" in limit.tres and not typed):
             continue
         entity = "qos" if limit.kind == "qos" else "user" if "user" in limit.owner else "account"
         where = " ".join(f"{'name' if key == entity else key}={value}" for key, value in limit.owner.items())
@@ -138,4 +144,34 @@ def limit_commands(facts: SiteSetup, choice: Choice) -> str:
         removed = [f"{name}=-1" for name in typed]
         tres = ",".join([*plain, f"gres/shard={min(counts) * choice.shards_per_gpu}", *removed])
         lines.append(f"sacctmgr modify {entity} where {where} set {limit.name}={tres}")
+    if lines and "gres/shard" not in facts.words("AccountingStorageTRES"):
+        lines.insert(0, _BEFORE_LIMITS.format(gres=gres_types(facts), tres=counted_tres(facts)))
     return "".join(f"{line}\n" for line in lines)
+
+
+_BEFORE_LIMITS = """\
+# Limits come before sharing. First these two lines alone, on the controller, and a restart of slurmctld: from then on
+# sacctmgr knows gres/shard, and no node has a shard yet that anybody could slip past a limit with.
+#   GresTypes={gres}
+#   AccountingStorageTRES={tres}
+# Then these commands, and only then all the rest."""
+_LEAST = "MinTRES"
+"""What a job must ask for at the least: a sharer has no GPU in Slurm's books, and no equivalent can be said."""
+_ALWAYS_COUNTED = frozenset({"cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"})
+
+
+def gres_types(facts: SiteSetup) -> str:
+    """The value of GresTypes that has shards too."""
+    return list_with(facts.words("GresTypes"), "gpu", "shard")
+
+
+def counted_tres(facts: SiteSetup) -> str:
+    """The value of AccountingStorageTRES that has both kinds."""
+    kept = [word for word in facts.words("AccountingStorageTRES") if word not in _ALWAYS_COUNTED]
+    return list_with(kept, "gres/gpu", "gres/shard")
+
+
+def list_with(words: Iterable[str], *wanted: str) -> str:
+    """A comma list with all that is wanted."""
+    kept = list(words)
+    return ",".join(kept + [word for word in wanted if word not in kept])

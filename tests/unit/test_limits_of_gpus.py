@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,24 @@ def failures(site: SiteSetup) -> list[str]:
 )
 def test_a_limit_that_would_be_slipped_past_is_a_failure_and_gets_its_equivalent(limit: str, instead: str) -> None:
     assert failures(facts(limit)) == ["limits"]
-    commands = limit_commands(facts(limit), CHOICE)
+    commands = limit_commands(facts(limit, AccountingStorageTRES="gres/gpu,gres/shard"), CHOICE)
     assert commands == f"sacctmgr modify qos where name=normal set MaxTRESPerUser={instead}\n"
+
+
+def test_limits_come_before_sharing() -> None:
+    """sacctmgr takes no gres/shard before slurmctld counts it: what must be done first stands above the commands."""
+    commands = limit_commands(facts("gres/gpu=3", GresTypes="gpu,nic", AccountingStorageTRES="cpu,gres/gpu"), CHOICE)
+    first, last = commands.splitlines()[0], commands.splitlines()[-1]
+    assert first.startswith("# Limits come before sharing")
+    assert "#   GresTypes=gpu,nic,shard\n#   AccountingStorageTRES=gres/gpu,gres/shard\n" in commands
+    assert last.startswith("sacctmgr modify qos")
+
+
+def test_what_every_job_must_ask_for_has_no_equivalent() -> None:
+    """MinTRES=gres/shard would refuse every job with a whole GPU."""
+    site = replace(facts(), limits=tuple(parse_limits("qos", "normal|||||||||gres/gpu=1")))
+    assert failures(site) == ["limits"]
+    assert limit_commands(site, CHOICE) == ""
 
 
 @pytest.mark.parametrize("limit", ["", "cpu=4", "gres/gpu=3,gres/shard=6", "gres/gpu:a100=3"])
