@@ -1,5 +1,4 @@
-"""Every way to ask for GPUs on a plain testbed and on one with us, whole and broken: the tables of docs/admin-guide.md
-and docs/request-forms.md.
+"""Every way to ask for GPUs on a plain testbed and on one with us, whole and broken, for docs/request-forms.md.
 
 ``request_matrix.py [SUITE] [OUT]`` prints it and writes OUT; exit code 3 where somebody would notice us.
 """
