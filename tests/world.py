@@ -153,9 +153,6 @@ class FakeSlurm(Slurm):
         if key in self.queue:
             self.queue[key] = as_changed(self.queue[key], Change(key, changes))
 
-    def suspend(self, key: str) -> None:
-        self._note("suspend", key)
-
     def resume(self, key: str) -> None:
         self._note("resume", key)
 

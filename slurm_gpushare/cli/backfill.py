@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 
 import click
 
@@ -63,7 +64,7 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     jobs' tags. A job that somebody else suspended stays suspended.
     """
     from slurm_gpushare.helper.apply import Outcome, release_jobs
-    from slurm_gpushare.helper.pauses import resume_all
+    from slurm_gpushare.helper.promises import release_paused
     from slurm_gpushare.slurm.commands import connect
 
     if if_stale and (age_s := _heartbeat_age_s()) is not None:
@@ -73,9 +74,8 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     wanted = check_job_ids([jobs] if jobs else [])
     slurm = connect(patient=True)
     found, now_s = slurm.jobs(wanted), time.time()
-    # Paused jobs first: one that is released may start at once, on the CPUs of a suspended job.
     resumed = {Outcome.DONE: "goes on", Outcome.DRY: "would go on"}
-    told = [(resumed, "after its pause", applied) for applied in resume_all(slurm, found, now_s, dry_run)]
+    told = [(resumed, "after its pause", applied) for applied in release_paused(slurm, found, _spool_dir(), dry_run)]
     released = {Outcome.DONE: "released", Outcome.DRY: "would be released"}
     for change, applied in release_jobs(slurm, found, now_s, dry_run):
         fields = (f"{name}={value}" for name, value in change.fields.items() if name not in _NOT_THE_REQUEST)
@@ -83,12 +83,20 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     for said, what, applied in told:
         if not quiet:
             click.echo(f"{applied.key}: {said.get(applied.outcome, str(applied.outcome))} {what}".rstrip())
-        if applied.outcome in (Outcome.REFUSED, Outcome.WAITS):
+        if applied.outcome is Outcome.REFUSED:
             warn(f"{applied.key}: {applied.message}")
     if not told and not quiet:
         click.echo("no pending job to release, and none that is paused")
     if any(applied.outcome is Outcome.REFUSED for *_, applied in told):
         sys.exit(Exit.FAILURE)
+
+
+def _spool_dir() -> Path | None:
+    """Where nodes are told; None without settings: their orders lapse by themselves."""
+    try:
+        return settings_in_force().spool_dir
+    except GpushareError:
+        return None
 
 
 def _heartbeat_age_s() -> float | None:

@@ -23,7 +23,6 @@ class Outcome(StrEnum):
     DRY = "dry-run"
     MOVED_ON = "moved-on"  # it started, ended or was changed first
     REFUSED = "refused"
-    WAITS = "waits"  # not now: it is tried again
 
 
 CHANGED = "it changed while this was decided"

@@ -24,6 +24,7 @@ from slurm_gpushare.protocol.files import hand_over
 from slurm_gpushare.protocol.release import is_stale
 from slurm_gpushare.protocol.settings import Config, generated_path, load_config
 from slurm_gpushare.protocol.settings_in_force import remember
+from slurm_gpushare.protocol.stop_orders import RENEW_S
 from slurm_gpushare.slurm.accounting import JobTokens
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import SlurmUser, completing_stops_everybody, missing_for_gangs, slurm_user
@@ -138,6 +139,8 @@ class Daemon:
                     self._answer_holds({})
                     return False
             pause_s = min(LONGEST_PAUSE_S, self._config.tick_s * 2 ** min(failures, 6))
+            if self._helper.state.watch.pauses.jobs:
+                pause_s = min(pause_s, RENEW_S)
             self._nudged = False
             # After a failure news do not shorten the pause: records that arrive meanwhile are some every second.
             took_s = 0.0 if failures else time.monotonic() - begun
@@ -157,7 +160,8 @@ class Daemon:
         return self._stop or self._reload or self._nudged
 
     def _say_goodbye(self) -> None:
-        """So that the hook gives no lease that nobody would end."""
+        """So that the hook gives no lease that nobody would end, and nodes keep nobody standing still."""
+        self._helper.let_all_go()
         try:
             self._hook_file.beat(0)
         except GpushareError as error:
@@ -175,7 +179,6 @@ class Daemon:
 
     def _check_slurm(self, slurm_conf: Mapping[str, str]) -> None:
         """What of our settings this Slurm is set up for; the rest is done without."""
-        self._helper.check_pausing(slurm_conf)
         missing = missing_for_gangs(slurm_conf)
         possible = not missing and self._slurm.release.keeps_whole_gpus_apart
         self._hook_file.gangs = self._config.share_gangs and possible

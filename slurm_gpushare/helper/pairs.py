@@ -113,7 +113,7 @@ def pairs_now(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PairChanges:
     """What changed between two looks."""
 
     begun: tuple[Pair, ...]
@@ -172,7 +172,7 @@ class Ledger:
                 self._past_lost_s[side.job] = self._past_lost_s.get(side.job, 0.0) + lasted * (1.0 - _rate(side))
         self._counted_to_s = now_s
 
-    def turn(self, current: Mapping[PairKey, Pair], running: Iterable[Job], now_s: float) -> Turn:
+    def follow(self, current: Mapping[PairKey, Pair], running: Iterable[Job], now_s: float) -> PairChanges:
         """Go on to `now_s`, when `current` pairs share: count what the time since the last look cost."""
         known = {key: self._as_known(key, pair) for key, pair in current.items()}
         self._recalled = {}
@@ -187,7 +187,7 @@ class Ledger:
         for pair in ended:
             for job, lost_s in self._losses(pair):
                 self._past_lost_s[job] = self._past_lost_s.get(job, 0.0) + lost_s
-        turn = Turn(
+        changes = PairChanges(
             begun=tuple(pair for key, pair in known.items() if key not in self._pairs),
             ended=ended,
             now=known,
@@ -201,7 +201,7 @@ class Ledger:
         self._paused_s = {key: paused_s for key, paused_s in self._paused_s.items() if key in known}
         self._past_lost_s = {job: lost for job, lost in self._past_lost_s.items() if job in alive}
         self._guests = {job for job in self._guests & alive if not is_successor(jobs[job])}
-        return turn
+        return changes
 
     def _since_last_look_s(self) -> float:
         """The longest that a pair can have shared since the last look; a second more, since Slurm's times are whole."""
@@ -262,7 +262,7 @@ def _rate(side: SpanSide) -> float:
 
 
 class SpanKeeper:
-    """Writes begun and ended pairs to the store. What could not be written is written with the next turn."""
+    """Writes begun and ended pairs to the store. What could not be written is written at the next look."""
 
     def __init__(self, store: Store, slurm: Slurm) -> None:
         self._store, self._slurm = store, slurm
@@ -271,11 +271,11 @@ class SpanKeeper:
         self._ended: dict[PairKey, float] = {}
         """When each pair was first seen to be over."""
 
-    def keep(self, turn: Turn, now_s: float) -> None:
-        """Write this turn's spans, after those of earlier turns whose writing failed."""
-        self._begun.update((pair.key, pair) for pair in turn.begun)
-        self._paused_s.update(turn.paused_s)
-        self._ended.update((pair.key, now_s) for pair in turn.ended)
+    def keep(self, changes: PairChanges, now_s: float) -> None:
+        """Write what has changed, after earlier changes whose writing failed."""
+        self._begun.update((pair.key, pair) for pair in changes.begun)
+        self._paused_s.update(changes.paused_s)
+        self._ended.update((pair.key, now_s) for pair in changes.ended)
         if self._begun:
             self._store.sharing.begin([pair.span() for pair in self._begun.values()])
             self._begun.clear()

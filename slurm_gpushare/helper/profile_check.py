@@ -4,7 +4,7 @@
   against the owner and the token is measured anew, so it must be sure.
 - *Unlike its profile*, `unlike_profile`: whose promise comes first now that one of two must be paused? It holds until
   the next look, and one of the two must be chosen, so one record decides, by round margins.
-- *Outgrown*, `memory.MemoryWatch`: how much memory does it really need? Every MiB more counts from now on, and two that
+- *Outgrown*, `MemoryWatch`: how much memory does it really need? Every MiB more counts from now on, and two that
   no longer fit cannot wait for a second record.
 
 A job may be past its profile because its owner changed it, or because the profile was made to look harmless. Both
@@ -20,10 +20,13 @@ from dataclasses import dataclass, field
 
 from slurm_gpushare.helper import explain, log
 from slurm_gpushare.helper.occupancy import token_of
-from slurm_gpushare.helper.pair_speeds import ACTIVITY, ACTIVITY_MEAN, ENOUGH, Tally
+from slurm_gpushare.helper.pair_speeds import ACTIVITY, ACTIVITY_MEAN, SeenPair, Tally
 from slurm_gpushare.helper.pairs import Pair, PairKey
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Decision
-from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.record import ENOUGH, Record
+from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.combine import Numbers, sd_name, tolerance_points
@@ -178,23 +181,16 @@ class ProfileCheck:
 
 KIND = "past-profile"
 """Of the decision that says so."""
-RAN_ON = "ran-while-paused"
-"""Of the decision about a paused job that was at work."""
-PAUSED = "paused"
-"""Of its strike, in place of a feature's name."""
 PROGRESS = "conduct"
 """Under which name the store keeps how far runs that ended were looked at."""
 
 
-class ConductWatch:
+class ProfileWatch:
     """Compares every running job that may share with its profile, as interim records come in."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._check = ProfileCheck()
-        self._pauses = PauseCheck()
-        self.ran_on: set[int] = set()
-        """Running jobs that were at work while they were paused: pausing them is of no use."""
         progress = store.knowledge.get(PROGRESS) or {}
         self._last_run = int(progress.get("last_run", 0))
 
@@ -224,7 +220,7 @@ class ConductWatch:
         found = [
             (running[raw_id], excess) for raw_id, excess in self._check.look(records, by_job, headroom_pct).items()
         ]
-        self._store.conduct.strike([_strike(job, beside.get(job.raw_id), why, now_s) for job, why in found])
+        self._store.conduct.strike([strike(job, beside.get(job.raw_id), why, now_s) for job, why in found])
         for job, why in found:
             if why.feature == MEMORY:
                 self._store.workloads.raise_memory(token_of(job) or "", int(why.seen) + 1)
@@ -235,24 +231,6 @@ class ConductWatch:
                           seen=round(why.seen, 1), profiled=round(why.profiled, 1))
             for job, why in found
         ]  # fmt: skip
-
-    def look_at_paused(
-        self, jobs: Iterable[Job], records: Sequence[Record], pairs: Mapping[PairKey, Pair], now_s: float
-    ) -> list[Decision]:
-        """Paused jobs that were at work become strikes; returns what is noted about them."""
-        running = {job.raw_id: job for job in jobs if job.running}
-        self.ran_on &= running.keys()
-        paused = {raw_id: job for raw_id, job in running.items() if job.paused and raw_id not in self.ran_on}
-        since_s = {raw_id: job.tag.paused.since_s for raw_id, job in paused.items() if job.tag and job.tag.paused}
-        beside = {own.raw_id: other for pair in pairs.values() for own, other in pair.sides}
-        decisions: list[Decision] = []
-        for raw_id, active_pct in self._pauses.look(records, since_s).items():
-            job, other, why = paused[raw_id], beside.get(raw_id), Excess(PAUSED, active_pct, 0.0)
-            self.ran_on.add(raw_id)
-            self._store.conduct.strike([_strike(job, other, why, now_s)])
-            log.warning(RAN_ON, job=job.key, uid=job.uid, beside=other.key if other else None, active_pct=active_pct)
-            decisions.append(explain.noted(job, RAN_ON, now_s, other, seen=round(active_pct, 1)))
-        return decisions
 
     def ended(self, now_s: float, headroom_pct: float) -> list[Decision]:
         """Jobs past their profile, of runs beside somebody that were over before two interim records told of them.
@@ -289,7 +267,8 @@ class ConductWatch:
         ]  # fmt: skip
 
 
-def _strike(job: Job, other: Job | None, why: Excess, now_s: float) -> Strike:
+def strike(job: Job, other: Job | None, why: Excess, now_s: float) -> Strike:
+    """What is written down against the owner of a job."""
     return Strike(
         uid=job.uid,
         token=token_of(job) or "",
@@ -302,48 +281,88 @@ def _strike(job: Job, other: Job | None, why: Excess, now_s: float) -> Strike:
     )
 
 
-# Paused jobs that run all the same.
-#
-# Whoever has another job on the node, or a login there, can let the paused one go on (``kill -CONT``), and Slurm does
-# not notice. What a node measures of the job shows it: a job that stands still uses no GPU. The first record that ends
-# in the pause is what later ones are compared with, so that work done before the pause does not count.
+# GPU memory, which nothing fences: act as soon as two jobs no longer fit, and learn from those that ran out of it.
 
 
-ACTIVE_PCT = 5.0
-"""Mean activity of its own processes from which on a job does not stand still."""
-NOTICED_AFTER_S = 3.0
-"""After the signal, kernels that were launched before it run to their end."""
+NEAR_FULL = 0.9
+"""Both jobs' memory over the card's: from here on a failure is taken for out-of-memory."""
+_FAILED = frozenset({"FAILED", "OUT_OF_MEMORY"})
 
 
-@dataclass(frozen=True, slots=True)
-class _InPause:
-    """What a job had done by the first record of a pause."""
+class MemoryWatch:
+    """Compares what jobs hold of a card with what their profiles said."""
 
-    run_id: str
-    since_s: int
-    seq: int
-    before: Tally
+    def __init__(self, store: Store, slurm: Slurm) -> None:
+        self._store = store
+        self._slurm = slurm
+        self._told: set[int] = set()
 
+    def look(
+        self, pair: Pair, records: Mapping[int, Record], profiles: Mapping[str, Profile], config: Config, now_s: float
+    ) -> tuple[list[Decision], list[tuple[Job, Job, str]]]:
+        """Who has outgrown its profile is remembered with what it really needs.
 
-class PauseCheck:
-    """Follows paused jobs from interim record to interim record."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[int, _InPause] = {}
-
-    def look(self, records: Iterable[Record], paused_since_s: Mapping[int, int]) -> dict[int, float]:
-        """Jobs that were at work in their pause, with their mean activity in per cent."""
-        self._jobs = {job: seen for job, seen in self._jobs.items() if paused_since_s.get(job) == seen.since_s}
-        found: dict[int, float] = {}
-        for record in sorted(records, key=lambda record: record.seq):
-            since_s = paused_since_s.get(record.job_id)
-            if since_s is None or record.end_s < since_s + NOTICED_AFTER_S:
+        Returns what is noted, and who must go since the two no longer fit: job, neighbour, why.
+        """
+        decisions: list[Decision] = []
+        must_go: list[tuple[Job, Job, str]] = []
+        used = {job.raw_id: _used_mib(records.get(job.raw_id)) for job in (pair.resident, pair.guest)}
+        total = max((record.features.mem_total_mib or 0.0 for record in records.values()), default=0.0)
+        usable = 1.0 - config.memory_headroom_pct / 100.0
+        for job, other in pair.sides:
+            profile = profiles.get(token_of(job) or "")
+            if profile is None or used[job.raw_id] <= profile.mem_used_mib or job.raw_id in self._told:
                 continue
-            now, seen = Tally.of(ACTIVITY, record.alone, record.shared), self._jobs.get(record.job_id)
-            if seen is None or seen.run_id != record.run_id:
-                self._jobs[record.job_id] = _InPause(record.run_id, since_s, record.seq, now)
-            elif record.seq > seen.seq and now.n - seen.before.n >= LEAST_SAMPLES:
-                mean_pct = now.since(seen.before)
-                if mean_pct is not None and mean_pct > ACTIVE_PCT:
-                    found[record.job_id] = mean_pct
-        return found
+            need, beside = used[job.raw_id], max(used[other.raw_id], _expected_mib(other, profiles))
+            self._store.workloads.raise_memory(token_of(job) or "", int(need))  # so nobody joins who would not fit
+            if total and need + beside > total * usable:
+                self._told.add(job.raw_id)
+                why = f"memory: {need:,.0f} MiB do not fit beside {beside:,.0f} of {total:,.0f}"
+                log.warning("memory", job=job.key, beside=other.key, why=why)
+                decisions += explain.both(job, other, "outgrown", now_s, why)
+                must_go.append((job, other, why))
+        return decisions, must_go
+
+    def ended(self, over: Iterable[tuple[Pair, SeenPair]], now_s: float) -> list[Decision]:
+        """Raise the memory estimate of a job that failed while the two filled the card."""
+        full = [(pair, seen) for pair, seen in over if _filled(pair, seen)]
+        if not full:
+            return []
+        keys = sorted({job.key for pair, _ in full for job in (pair.resident, pair.guest)})
+        try:
+            states = {job.key: job.state for job in self._slurm.jobs(keys)}
+        except SlurmError as error:
+            log.warning("ended-jobs", message=error.what)
+            return []
+        decisions = []
+        for pair, seen in full:
+            for job, other in pair.sides:
+                if states.get(job.key) in _FAILED:
+                    need = _needed_mib(seen.records[job.raw_id], seen.records[other.raw_id])
+                    self._store.workloads.raise_memory(token_of(job) or "", need)
+                    log.warning("out-of-memory", job=job.key, beside=other.key, mem_mib=need)
+                    decisions.append(explain.noted(job, "out-of-memory", now_s, other, mem_mib=need))
+        return decisions
+
+
+def _used_mib(record: Record | None) -> float:
+    return (record.features.mem_used_mib or 0.0) if record else 0.0
+
+
+def _expected_mib(job: Job, profiles: Mapping[str, Profile]) -> float:
+    profile = profiles.get(token_of(job) or "")
+    return float(profile.mem_used_mib) if profile else 0.0
+
+
+def _filled(pair: Pair, seen: SeenPair) -> bool:
+    records = [seen.records.get(job.raw_id) for job in (pair.resident, pair.guest)]
+    used = [record.features.mem_used_mib for record in records if record]
+    total = max((record.features.mem_total_mib or 0.0 for record in records if record), default=0.0)
+    return len(used) == 2 and total > 0 and sum(value or 0.0 for value in used) >= NEAR_FULL * total
+
+
+def _needed_mib(record: Record, other: Record) -> int:
+    """At least what it had, and more than what its neighbour left of the card."""
+    total = record.features.mem_total_mib or other.features.mem_total_mib or 0.0
+    left = total - (other.features.mem_used_mib or 0.0)
+    return int(max(record.features.mem_used_mib or 0.0, left)) + 1

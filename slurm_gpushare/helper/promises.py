@@ -1,213 +1,25 @@
-"""Acting on a promise that is about to be broken: pause, separate where the owner consents, else say so.
-
-`judging` says how a job stands, `pausing` what follows from it; this module knows Slurm.
-"""
+"""How jobs stand with their promises, when the one that came last must stand still for them, and who does now."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from slurm_gpushare.helper import explain, log
-from slurm_gpushare.helper.apply import Applied, Outcome
-from slurm_gpushare.helper.observe import View
-from slurm_gpushare.helper.occupancy import startable, token_of
+from slurm_gpushare.helper.apply import Applied, Outcome, apply
+from slurm_gpushare.helper.changes import Change
 from slurm_gpushare.helper.pairs import Pair
-from slurm_gpushare.helper.pauses import LONGEST_PAUSE_S, ForgottenPauses, loses_its_cpus, pause, resume
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Decision
-from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.stop_orders import EXPIRY_S, LONGEST_PAUSE_S, StopOrder, order_file, write_order
+from slurm_gpushare.protocol.tag import Paused, with_tag
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
-
-WAIT_FOR_CORES_S = 60.0
-"""A job that may go on waits so long for its cores, if others have them; then it shares them."""
-REFUSALS = 3
-"""Slurm may refuse to suspend one job for reasons of that job's. So many jobs in a row: it suspends nobody here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A pair and how both stand."""
-
-    pair: Pair
-    resident: Standing
-    guest: Standing
-    guest_first: bool
-    """The resident is not what its profile says, and the guest is."""
-
-    @property
-    def standings(self) -> tuple[Standing, Standing]:
-        """In the order of the pair's sides."""
-        return self.resident, self.guest
-
-
-class Keeper:
-    """Keeps residents' promises, one look after the other."""
-
-    def __init__(self, slurm: Slurm) -> None:
-        self._slurm = slurm
-        self._resumed_s: dict[int, float] = {}
-        self._may_go_on_s: dict[int, float] = {}
-        """Since when jobs that wait for their cores have been free to go on."""
-        self._told: set[tuple[int, int, str]] = set()
-        self.forgotten = ForgottenPauses(slurm)
-        self.ran_on: Collection[int] = ()
-        """Jobs that were at work in a pause of ours: they are not paused any more."""
-        self.preemption_suspends = False
-        """Whether Slurm suspends jobs here for reasons of its own: then we do not."""
-        self.may_pause = True
-        """Whether Slurm has not refused it again and again."""
-        self._refused: set[int] = set()
-        """Jobs that Slurm would not suspend, since it last suspended one: they are not tried again."""
-
-    def tidy(self, view: View, keep: set[int]) -> list[Decision]:
-        """Let go on whom we paused and nobody needs to be paused any more: its neighbour ended, or we started anew.
-
-        A mark without a pause goes too: somebody else has resumed the job.
-        """
-        decisions: list[Decision] = []
-        again = self.forgotten.pause_again(view.jobs.values(), view.now_s)
-        for job in view.jobs.values():
-            if job.tag is None or job.tag.paused is None or job.raw_id in again:
-                continue
-            if job.raw_id in self.ran_on:
-                decisions += self._resume(job, view.now_s, "it went on by itself", at_once=True)
-            elif job.raw_id not in keep or not job.paused:
-                decisions += self._resume(job, view.now_s, "nothing keeps it back any more")
-        self._resumed_s = {job: at_s for job, at_s in self._resumed_s.items() if view.now_s - at_s < 2 * REST_S}
-        paused = {job.raw_id for job in view.jobs.values() if job.paused}
-        self._may_go_on_s = {job: at_s for job, at_s in self._may_go_on_s.items() if job in paused}
-        return decisions
-
-    def keep(self, judged: Judged, view: View, config: Config) -> list[Decision]:
-        """Do what a pair needs now; returns what was decided."""
-        pair, now_s = judged.pair, view.now_s
-        ahead_s = 2.0 * config.tick_s
-        wanted = config.on_slowdown == "pause" and not self.preemption_suspends
-        may_pause = wanted and self.may_pause and pair.guest.raw_id not in self._refused
-        may_change = (may_pause or pair.guest.paused) and pair.guest.raw_id not in self.ran_on
-        if may_change and not (pair.stands_still and not pair.guest.paused):
-            pauses = self._pauses(pair.guest, judged.guest, view, config)
-            step = next_step(judged.resident, judged.guest, pauses, now_s, ahead_s, judged.guest_first)
-            if step is PauseStep.PAUSE:
-                return self._pause(judged, view, config)
-            if step is PauseStep.RESUME:
-                return self._resume(pair.guest, now_s, "its neighbour has budget again")
-            if step is PauseStep.END:
-                return self._resume(pair.guest, now_s, "it was paused long enough", at_once=True)
-        if pair.stands_still:
-            return []
-        for (job, other), standing in zip(pair.sides, judged.standings, strict=True):
-            if standing.broken:
-                why = (
-                    f"job {job.key} has lost {standing.slowed_pct:.0f} % of its run, "
-                    f"promised was {standing.promise_pct:.0f} %"
-                )
-                return self.separate(judged, (job, other), why, now_s, config)
-        return []
-
-    def separate(
-        self, judged: Judged, whose: tuple[Job, Job], why: str, now_s: float, config: Config
-    ) -> list[Decision]:
-        """What pausing cannot mend: requeue who came last if its owner has said that this may be, else tell both.
-
-        `whose` is the job with the broken promise, and its neighbour.
-        """
-        pair = judged.pair
-        key = (pair.resident.raw_id, pair.guest.raw_id, why.split()[0])
-        if key in self._told:
-            return []
-        self._told.add(key)
-        log.warning("slowdown", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key, why=why)
-        told = explain.both(*whose, "slowed", now_s, why)
-        return told + self.requeue(pair.guest, pair.resident, why, now_s, config)
-
-    def requeue(self, job: Job, other: Job, why: str, now_s: float, config: Config) -> list[Decision]:
-        """Put a job back into the queue, if its owner has said so; Slurm's own default is no consent."""
-        if config.on_slowdown == "report" or job.tag is None or not (job.tag.requeue and job.requeue):
-            return []
-        try:
-            self._slurm.requeue(job.key)
-        except SlurmError as error:
-            log.warning("requeue", job=job.key, message=error.what)
-            return []
-        log.info("requeue", job=job.key, why=why)
-        return [explain.noted(job, "requeued", now_s, other, why=why)]
-
-    def _pauses(self, job: Job, standing: Standing, view: View, config: Config) -> Pauses:
-        limit_s = None if job.limit_s is None else job.limit_s - job.given_s
-        run_s = max(standing.run_s, limit_s or 0.0)
-        moves_s = view.free_until_s(job) - job.end_s if job.end_s is not None and limit_s is not None else float("inf")
-        return Pauses(
-            since_s=float(job.tag.paused.since_s) if job.tag and job.tag.paused else None,
-            total_s=job.paused_s(view.now_s),
-            ran_s=view.now_s - self._resumed_s.get(job.raw_id, float("-inf")),
-            most_s=config.pause_most_pct / 100.0 * run_s,
-            end_moves_s=moves_s,
-        )
-
-    def _pause(self, judged: Judged, view: View, config: Config) -> list[Decision]:
-        pair, job = judged.pair, judged.pair.guest
-        node = view.nodes.get(job.nodes[0]) if job.nodes else None
-        waiting = [other for other in view.jobs.values() if token_of(other) is None and startable(other, view.now_s)]
-        by_signal = node is None or loses_its_cpus(job, node, _running(view), waiting)
-        if by_signal and not config.extend_time_limit:
-            return []  # its clock would run on, and nobody would give the time back
-        applied = pause(self._slurm, job, view.now_s, by_signal=by_signal)
-        why = (
-            f"job {pair.resident.key} has lost {judged.resident.slowed_pct:.0f} % of its run to it, "
-            f"promised were {judged.resident.promise_pct:.0f} %"
-        )
-        self._log("pause", applied, by="signal" if by_signal else "suspend", why=why)
-        if not by_signal:
-            self._count_refusals(job, applied.outcome)
-        if applied.outcome is not Outcome.DONE:
-            return []
-        self.forgotten.paused(job, view.now_s)
-        return [explain.noted(job, "paused", view.now_s, pair.resident, why=why)]
-
-    def _count_refusals(self, job: Job, outcome: Outcome) -> None:
-        """Stop pausing where Slurm suspends nobody: one refusal may be about one job alone."""
-        if outcome is Outcome.DONE:
-            self._refused.clear()
-        elif outcome is Outcome.REFUSED:
-            self._refused.add(job.raw_id)
-            if len(self._refused) >= REFUSALS:
-                self.may_pause = False
-                log.warning("pause", error="Slurm refuses to suspend: promises are only watched from now on")
-
-    def _resume(self, job: Job, now_s: float, why: str, *, at_once: bool = False) -> list[Decision]:
-        if not self.forgotten.may_end(job, now_s):
-            return []  # the next look does it
-        since_s = self._may_go_on_s.setdefault(job.raw_id, now_s)
-        patient = not at_once and now_s - since_s < WAIT_FOR_CORES_S
-        applied = resume(self._slurm, job, now_s, patient=patient, stood_still=job.raw_id not in self.ran_on)
-        self._log("resume", applied, why=why)
-        if applied.outcome is Outcome.WAITS:
-            key = (job.raw_id, job.raw_id, "cpus")
-            told, self._told = key in self._told, self._told | {key}
-            return [] if told else [explain.noted(job, "resume-waits", now_s, why=applied.message)]
-        del self._may_go_on_s[job.raw_id]
-        if applied.outcome is not Outcome.DONE:
-            return []
-        self._resumed_s[job.raw_id] = now_s
-        self.forgotten.resumed(job)
-        return [explain.noted(job, "resumed", now_s, why=why)] if job.paused else []
-
-    def _log(self, event: str, applied: Applied, **fields: object) -> None:
-        tell = log.warning if applied.outcome is Outcome.REFUSED else log.info
-        tell(event, job=applied.key, outcome=applied.outcome, **fields, message=applied.message or None)
-
-
-def _running(view: View) -> list[Job]:
-    return [job for job in view.jobs.values() if job.running]
-
-
-# Whether sharing is what was promised: a pure judgement of what was measured, over the run as it is.
-
 
 SURE = 1.645
 """Standard deviations: 95 % sure that it is no better than this."""
@@ -216,7 +28,7 @@ NEARLY_SURE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PromiseStatus:
     """How a job stands with its promise."""
 
     promise_pct: float
@@ -265,6 +77,22 @@ class Standing:
         return self.budget_s >= self.loss * ahead_s
 
 
+@dataclass(frozen=True, slots=True)
+class PairStatus:
+    """A pair and how both stand."""
+
+    pair: Pair
+    resident: PromiseStatus
+    guest: PromiseStatus
+    guest_first: bool
+    """The resident is not what its profile says, and the guest is."""
+
+    @property
+    def sides(self) -> Iterable[tuple[Job, Job, PromiseStatus]]:
+        """Each of the two with its neighbour."""
+        return ((*jobs, status) for jobs, status in zip(self.pair.sides, (self.resident, self.guest), strict=True))
+
+
 # When the one that came last is paused, and when it goes on: a pure decision, for helper and simulator alike.
 
 
@@ -277,15 +105,13 @@ class PauseStep(StrEnum):
 
     LEAVE = "leave"
     PAUSE = "pause"
-    RESUME = "resume"
-    """As soon as its cores are free: it may wait for them for a while."""
-    END = "end"
-    """At once: it was paused for as long as may be."""
+    RESUME = "its neighbour has budget again"
+    END = "it was paused long enough"
 
 
 @dataclass(frozen=True, slots=True)
-class Pauses:
-    """What the one that came last has been through, and how much of it there may be."""
+class PauseHistory:
+    """Pause history and limits of the guest."""
 
     since_s: float | None = None
     """When the present pause began; None: it runs."""
@@ -296,7 +122,7 @@ class Pauses:
     most_s: float = math.inf
     """``PauseMost`` of its run or limit."""
     end_moves_s: float = math.inf
-    """How far its end may still move before it meets a reservation."""
+    """How far its end may still move: as far as its limit can be lengthened, or as its run leaves of the limit."""
 
     @property
     def room_s(self) -> float:
@@ -304,7 +130,12 @@ class Pauses:
 
 
 def next_step(
-    resident: Standing, guest: Standing, pauses: Pauses, now_s: float, ahead_s: float, guest_first: bool = False
+    resident: PromiseStatus,
+    guest: PromiseStatus,
+    pauses: PauseHistory,
+    now_s: float,
+    ahead_s: float,
+    guest_first: bool = False,
 ) -> PauseStep:
     """Pause the guest while the resident has no budget; `ahead_s` is how long it takes until the next look.
 
@@ -318,3 +149,212 @@ def next_step(
     if now_s - pauses.since_s + ahead_s > LONGEST_PAUSE_S or room_s <= ahead_s:
         return PauseStep.END
     return PauseStep.RESUME if resident.affords(REST_S) else PauseStep.LEAVE
+
+
+# Whom the helper keeps standing still. The node does it, by an order that must be renewed (protocol/stop_orders.py).
+
+
+HEARD_S = EXPIRY_S
+"""A node that has not said so long after the order that the job stands still does not know of orders."""
+DEAF_S = 900.0
+"""It is not given any for so long."""
+RAN_ON = "ran-while-paused"
+
+
+@dataclass(slots=True)
+class Pause:
+    """One pause that is under way."""
+
+    job: Job
+    since_s: float
+    stood_before_s: float
+    woken: int
+    heard: bool = False
+    """Whether its node has said that it stands still."""
+    woken_at_s: float | None = None
+    """When it was first known that somebody had let it go on; None: nobody has, or it is settled."""
+    struck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A change of a job's tag that says that it is paused, or no longer; what is noted once Slurm has taken it."""
+
+    job: Job
+    change: Change
+    event: str
+    why: str
+    decision: Decision
+
+
+class Pauses:
+    """Who stands still now, and what nodes say of it. A helper that starts lets everybody go on."""
+
+    def __init__(self) -> None:
+        self._now: dict[int, Pause] = {}
+        self._ended_s: dict[int, float] = {}
+        self._why_ended: dict[int, str] = {}
+        self._deaf_s: dict[str, float] = {}
+        self._records: dict[int, tuple[float, float, int]] = {}
+        """Of each job's latest record: its end, how long the job stood still, how often it was woken."""
+        self._number = 0
+        self._told: set[str] = set()
+        self.started = False
+        """Whether nodes with jobs that an earlier helper paused have been told that nobody is to stand still."""
+
+    def __contains__(self, raw_id: int) -> bool:
+        return raw_id in self._now
+
+    def take(self, records: Iterable[Record], jobs: Mapping[int, Job]) -> None:
+        """Take in what nodes say of the jobs that run now."""
+        self._records = {job: known for job, known in self._records.items() if job in jobs}
+        for record in records:
+            if record.job_id in jobs and record.end_s >= self._records.get(record.job_id, (0.0, 0.0, 0))[0]:
+                self._records[record.job_id] = record.end_s, record.stopped_s, record.woken
+        self._ended_s = {job: at_s for job, at_s in self._ended_s.items() if job in jobs}
+        for raw_id in list(self._now):
+            if raw_id not in jobs or jobs[raw_id].state == "COMPLETING":
+                del self._now[raw_id]  # it is ending: nobody is stopped then
+
+    def start(self, nodes: Collection[str]) -> None:
+        """These nodes are told once that nobody is to stand still."""
+        self.started = True
+        self._told |= set(nodes)
+
+    def begin(self, job: Job, now_s: float) -> None:
+        """From the next order on the job stands still."""
+        _, stood_s, woken = self._records.get(job.raw_id, (0.0, 0.0, 0))
+        self._now[job.raw_id] = Pause(job, now_s, stood_s, woken)
+
+    def end(self, raw_id: int, why: str, now_s: float) -> None:
+        """From the next order on it goes on."""
+        if self._now.pop(raw_id, None) is not None:
+            self._ended_s[raw_id], self._why_ended[raw_id] = now_s, why
+
+    def can_be_told(self, job: Job, now_s: float) -> bool:
+        """Whether the job's node can be given orders."""
+        return all(now_s - self._deaf_s.get(node, -math.inf) > DEAF_S for node in job.nodes)
+
+    @property
+    def jobs(self) -> frozenset[int]:
+        """Who stands still: while there is somebody, orders must be renewed in time."""
+        return frozenset(self._now)
+
+    def since_s(self, raw_id: int) -> float | None:
+        """When the job's present pause began; None: it has none."""
+        return self._now[raw_id].since_s if raw_id in self._now else None
+
+    def ran_s(self, raw_id: int, now_s: float) -> float:
+        """How long the job has run since its last pause."""
+        return now_s - self._ended_s.get(raw_id, -math.inf)
+
+    def look(self, jobs: Mapping[int, Job], now_s: float) -> list[Job]:
+        """Who was at work in its pause, told once a pause; what a node did not hear ends."""
+        found = []
+        for raw_id, pause in list(self._now.items()):
+            job, (end_s, stood_s, woken) = jobs[raw_id], self._records.get(raw_id, (0.0, 0.0, 0))
+            pause.heard = pause.heard or stood_s > pause.stood_before_s or woken > pause.woken
+            if not pause.heard and min(now_s, end_s) - pause.since_s > HEARD_S:
+                self._deaf_s |= dict.fromkeys(job.nodes, now_s)
+                log.warning("pause", job=job.key, node=",".join(job.nodes), error="its node takes no orders: promises "
+                            "are only watched there")  # fmt: skip
+                self.end(raw_id, "its node takes no orders", now_s)
+            elif job.state in ("SUSPENDED", "STOPPED"):
+                pause.woken, pause.woken_at_s = woken, None  # whoever did that will let it go on
+            elif woken > pause.woken and pause.woken_at_s is None:
+                pause.woken_at_s = now_s  # Slurm lets a job go on too, that is ending: the next look tells
+            elif woken > pause.woken and now_s > (pause.woken_at_s or now_s):
+                found += [] if pause.struck else [job]
+                pause.woken, pause.woken_at_s, pause.struck = woken, None, True
+        return found
+
+    def marks(self, jobs: Iterable[Job], now_s: float) -> list[Mark]:
+        """For jobs that are marked as paused and go on."""
+        ours = [job for job in jobs if job.paused and job.raw_id not in self._now and job.state != "COMPLETING"]
+        return [self.mark_ended(job, self._why_ended.pop(job.raw_id, "nothing keeps it back any more"), now_s)
+                for job in ours]  # fmt: skip
+
+    def mark_ended(self, job: Job, why: str, now_s: float) -> Mark:
+        """What takes the mark off. The time counts by what its node has said, and is not longer than the pause."""
+        tag = job.tag
+        assert tag is not None
+        assert tag.paused is not None
+        lasted_s = max(0.0, min(now_s, self._ended_s.get(job.raw_id, now_s)) - tag.paused.since_s)
+        known = self._records.get(job.raw_id)
+        if known is not None and known[0] >= tag.paused.since_s + HEARD_S:
+            lasted_s = min(lasted_s, max(0.0, known[1] + (now_s - known[0]) - tag.stopped_before_s))
+        undone = replace(
+            tag, paused=None, paused_before_s=tag.paused_before_s + round(lasted_s),
+            stopped_before_s=tag.stopped_before_s + (round(lasted_s) if tag.paused.by_signal else 0),
+        )  # fmt: skip
+        change = Change(job.key, {"AdminComment": with_tag(job.admin_comment, undone)})
+        return Mark(job, change, "resume", why, explain.noted(job, "resumed", now_s, why=why))
+
+    def mark_woken(self, job: Job, why: str, now_s: float) -> Mark:
+        """For a pause in which somebody else let the job go on: it begins anew, and earlier time counts as it was."""
+        assert job.tag is not None
+        stood_s = max(job.tag.stopped_before_s, round(self._records[job.raw_id][1]))
+        tag = replace(
+            job.tag, paused=Paused(int(now_s), by_signal=True), stopped_before_s=stood_s,
+            paused_before_s=job.tag.paused_before_s - job.tag.stopped_before_s + stood_s,
+        )  # fmt: skip
+        change = Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)})
+        return Mark(job, change, "woken", why, explain.noted(job, RAN_ON, now_s))
+
+    def orders(self, now_s: float) -> dict[str, StopOrder]:
+        """What each node is to be told now: those with somebody who stands still, and once more after the last."""
+        self._number = max(self._number + 1, round(1000 * now_s))
+        by_node: dict[str, set[int]] = {node: set() for node in self._told}
+        for raw_id, pause in self._now.items():
+            for node in pause.job.nodes:
+                by_node.setdefault(node, set()).add(raw_id)
+        self._told = {node for node, jobs in by_node.items() if jobs}
+        return {node: StopOrder(self._number, frozenset(jobs)) for node, jobs in by_node.items()}
+
+    def let_all_go(self, now_s: float) -> dict[str, StopOrder]:
+        """Orders that keep nobody: for a helper that stops."""
+        self._now.clear()
+        return self.orders(now_s)
+
+
+def let_go_in_slurm(slurm: Slurm, jobs: Iterable[Job]) -> None:
+    """Let jobs go on that a release before 1.0 paused: it suspended them, or stopped them by a signal of Slurm's."""
+    for job in jobs:
+        paused = job.tag.paused if job.tag else None
+        try:
+            if paused is not None and job.state == "STOPPED":
+                slurm.signal(job.key, "CONT")
+            elif paused is not None and job.state == "SUSPENDED" and not paused.by_signal:
+                slurm.resume(job.key)
+        except SlurmError as error:
+            log.warning("resume", job=job.key, message=error.what)
+
+
+def release_paused(slurm: Slurm, jobs: Iterable[Job], spool_dir: Path | None, dry_run: bool = False) -> list[Applied]:
+    """Let every job go on that is marked as paused, whoever asks and without a helper; what became of the marks."""
+    marked, now_s = [job for job in jobs if job.tag is not None and job.tag.paused is not None], time.time()
+    if dry_run:
+        return [Applied(job.key, Outcome.DRY) for job in marked]
+    let_go_in_slurm(slurm, marked)
+    pauses = Pauses()
+    pauses.start({node for job in marked for node in job.nodes})
+    if spool_dir is not None:
+        tell_nodes(spool_dir, pauses.orders(now_s))
+    return [apply(slurm, pauses.mark_ended(job, "released", now_s).change) for job in marked]
+
+
+def tell_nodes(spool_dir: Path, orders: Mapping[str, StopOrder]) -> None:
+    """Write nodes' orders. What cannot be written lapses by itself."""
+    for node, order in orders.items():
+        try:
+            write_order(order_file(spool_dir, node), order)
+        except OSError as why:
+            log.warning("pause", node=node, error=f"{why.filename}: {why.strerror}")
+
+
+def mark_paused(job: Job, why: str, now_s: float, partner: Job) -> Mark:
+    """What says in the job's tag that it is paused."""
+    assert job.tag is not None
+    tag = replace(job.tag, paused=Paused(int(now_s), by_signal=True))
+    change = Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)})
+    return Mark(job, change, "pause", why, explain.noted(job, "paused", now_s, partner, why=why))

@@ -15,7 +15,7 @@ from slurm_gpushare.helper.durations import RecentDurations
 from slurm_gpushare.helper.hold import Contest
 from slurm_gpushare.helper.observe import LostShards
 from slurm_gpushare.helper.pairs import Ledger, SpanKeeper
-from slurm_gpushare.helper.profile_check import ConductWatch
+from slurm_gpushare.helper.profile_check import ProfileWatch
 from slurm_gpushare.helper.queue_facts import SiteCache, StoreReader
 from slurm_gpushare.helper.shadow_policy import ShadowRecord
 from slurm_gpushare.helper.watch import Watch
@@ -40,7 +40,7 @@ class State:
         self.pairs = Ledger(stopwatch)
         self.spans = SpanKeeper(store, slurm)
         self.watch = Watch(store, slurm, self.pairs)
-        self.conduct = ConductWatch(store)
+        self.conduct = ProfileWatch(store)
         # Jobs on their way to a card.
         self.changer = Changer(slurm, dry_run=dry_run)
         self.placements = Placements()

@@ -13,18 +13,20 @@ from slurm_gpushare.helper.changer import TickFacts
 from slurm_gpushare.helper.changes import Change, ends_soon, extension, most_lost_s, place, restore, stopped_s, touched
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
-from slurm_gpushare.helper.pairs import pairs_now, past_spans
+from slurm_gpushare.helper.pairs import PairChanges, pairs_now, past_spans
 from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.promises import let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.helper.reasons import Reason, sentence
 from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
 from slurm_gpushare.helper.state import State
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
 from slurm_gpushare.slurm.commands import Slurm
-from slurm_gpushare.slurm.nodes import Node, suspends_by_itself
+from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 
@@ -80,12 +82,9 @@ class Helper:
         settings = settings if self._policy is None else settings.with_policy(self._policy)
         self.settings = settings if self.partners is None else replace(settings, partners=self.partners)
 
-    def check_pausing(self, slurm_conf: Mapping[str, str]) -> None:
-        """Only report broken promises where Slurm suspends jobs for reasons of its own."""
-        keeper = self.state.watch.keeper
-        keeper.preemption_suspends = suspends_by_itself(slurm_conf)
-        if self.config.on_slowdown == "pause" and keeper.preemption_suspends:
-            log.warning("pause", error="PreemptMode suspends jobs: promises are only watched and reported")
+    def let_all_go(self) -> None:
+        """Tell the nodes that nobody is to stand still: the helper stops."""
+        tell_nodes(self.config.spool_dir, self.state.watch.pauses.let_all_go(self._clock()))
 
     def shares(self, node: Node) -> bool:
         """Whether jobs may share on the node."""
@@ -167,22 +166,50 @@ class Helper:
 
     def _follow_pairs(self, view: View, report: TickReport) -> None:
         current = pairs_now(view.cards, self.knowledge, view.now_s, self.state.pairs.pairs, view.gpu_models)
-        turn = self.state.pairs.turn(current, (job for job in view.jobs.values() if job.running), view.now_s)
-        report.pairs = len(turn.now)
-        for pair in turn.begun:
+        changes = self.state.pairs.follow(current, (job for job in view.jobs.values() if job.running), view.now_s)
+        report.pairs = len(changes.now)
+        for pair in changes.begun:
             log.info("pair", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key)
         if self.dry_run:
             return
-        self.state.spans.keep(turn, view.now_s)
+        self.state.spans.keep(changes, view.now_s)
         state, jobs, records = self.state, view.jobs.values(), self.state.store_facts.records
         headroom_pct = self.config.memory_headroom_pct
-        state.decisions += state.conduct.look(jobs, records, turn.now, view.now_s, headroom_pct)
-        state.decisions += state.conduct.look_at_paused(jobs, records, turn.now, view.now_s)
+        state.decisions += state.conduct.look(jobs, records, changes.now, view.now_s, headroom_pct)
         state.decisions += state.conduct.ended(view.now_s, headroom_pct)
-        state.watch.keeper.ran_on = state.conduct.ran_on
-        self.state.decisions += self.state.watch.look(turn, view, self.config)
+        self._keep_promises(changes, view, report)
         if self.config.extend_time_limit:
             self._extend(view, report)
+
+    def _keep_promises(self, changes: PairChanges, view: View, report: TickReport) -> None:
+        """Watch the pairs, and see to it that who must stand still does, and who need not any more goes on."""
+        state, pauses, now_s = self.state, self.state.watch.pauses, view.now_s
+        running = {job.raw_id: job for job in view.jobs.values() if job.running}
+        pauses.take(state.store_facts.records, running)
+        if not pauses.started:
+            marked = [job for job in running.values() if job.paused]
+            let_go_in_slurm(self._slurm, marked)
+            pauses.start({node for job in marked for node in job.nodes})
+        todo = state.watch.look(changes, view, self.config)
+        state.decisions += todo.decisions
+        self._changer.read_again(mark.job.key for mark in todo.marks)
+        for mark in todo.marks:
+            if (
+                self._changer.apply(mark.job, mark.change, mark.event, report.outcomes, why=mark.why).outcome
+                is Outcome.DONE
+            ):
+                state.decisions.append(mark.decision)
+                if mark.event == "pause":
+                    pauses.begin(mark.job, now_s)
+        tell_nodes(self.config.spool_dir, pauses.orders(now_s))
+        for job, other, why in todo.requeues:
+            try:
+                self._slurm.requeue(job.key)
+            except SlurmError as error:
+                log.warning("requeue", job=job.key, message=error.what)
+                continue
+            log.info("requeue", job=job.key, why=why)
+            state.decisions.append(explain.noted(job, "requeued", now_s, other, why=why))
 
     def _extend(self, view: View, report: TickReport) -> None:
         """Give jobs the time back that neighbours, also those that have left, and pauses by a signal cost them."""

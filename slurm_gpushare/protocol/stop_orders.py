@@ -24,6 +24,9 @@ from slurm_gpushare.protocol.files import make_open_dir, overwrite_line
 EXPIRY_S = 30.0
 RENEW_S = 10.0
 """While anybody is to stand still, the queue is looked at and the order renewed at least this often."""
+LONGEST_PAUSE_S = 300.0
+"""The helper keeps nobody standing still for longer: watchdogs of frameworks count wall time, and give up after ten
+minutes or more without progress."""
 
 _LINE = re.compile(r"(?P<number>[0-9]{1,18}) (?P<jobs>-|[0-9]{1,10}(?:,[0-9]{1,10}){0,999})\n*")
 _MOST_BYTES = 16 * 1024

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from slurm_gpushare.helper.pauses import LONGEST_PAUSE_S
 from slurm_gpushare.helper.reasons import Code, Reason
 from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.history import OPTED_OUT, Decision, Span, SpanSide, rate_of_isd
 from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.stop_orders import LONGEST_PAUSE_S
 from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.report.job_figures import CpuAdvice, cpu_advice, span_s, whole_run_isd_pct
 from slurm_gpushare.slurm.accounting import AccountedJob

@@ -181,10 +181,6 @@ class Slurm:
             time.sleep(pause_s)
         self._ask(argv)
 
-    def suspend(self, key: str) -> None:
-        """Stop a running job's processes and its clock; it keeps its shards and memory, not its CPUs."""
-        self._change(["scontrol", "suspend", key])
-
     def resume(self, key: str) -> None:
         """Let a suspended job go on, with the CPUs that it had, whoever has them now."""
         self._change(["scontrol", "resume", key])
@@ -192,16 +188,6 @@ class Slurm:
     def signal(self, key: str, name: str) -> None:
         """Send a signal (``STOP``, ``CONT``) to all processes of a running job."""
         self._ask(["scancel", "--full", f"--signal={name}", key])
-
-    def cores_of(self, keys: Iterable[str]) -> dict[str, frozenset[tuple[str, int]]]:
-        """Nodes and CPU numbers that jobs hold, or held when they were suspended. One request a job."""
-        found = {}
-        for key in keys:
-            try:
-                found[key] = queue.parse_cores(self._ask(["scontrol", "--details", "--oneliner", "show", "job", key]))
-            except JobMovedOn:
-                continue
-        return found
 
     def requeue(self, key: str) -> None:
         """Put a running job back into the queue."""

@@ -6,7 +6,6 @@ waiting tasks of an array, which are one row, are told apart here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -129,13 +128,13 @@ class Job:
 
     @property
     def stands_still(self) -> bool:
-        """Whether it is suspended or stopped, by us or by somebody else."""
-        return self.state in STANDING
+        """Whether it is paused by us, or suspended or stopped by somebody else."""
+        return self.state in STANDING or self.paused
 
     @property
     def paused(self) -> bool:
-        """Whether it stands still because we paused it."""
-        return self.stands_still and self.tag is not None and self.tag.paused is not None
+        """Whether its node keeps it standing still for us; Slurm says that it runs."""
+        return self.running and self.tag is not None and self.tag.paused is not None
 
     def paused_s(self, now_s: float) -> float:
         """How long we have paused it, in all."""
@@ -271,19 +270,6 @@ def parse_texts(output: str, columns: Sequence[str], delimiter: str) -> dict[str
         keys = [f"{number(row['arrayjobid'])}_{task}" for task in _tasks(row)] if "[" in key else [key]
         found.update(dict.fromkeys(keys, text))
     return found
-
-
-# The CPUs of a job, from ``scontrol show job -d``.
-
-
-_PART = re.compile(r"\bNodes=(\S+) CPU_IDs=([\d,-]+)")
-
-
-def parse_cores(output: str) -> frozenset[tuple[str, int]]:
-    """Node and CPU number of each CPU; empty where the job holds none or Slurm does not say."""
-    return frozenset(
-        (node, cpu) for nodes, cpus in _PART.findall(output) for node in expand(nodes) for cpu in expand_tasks(cpus)
-    )
 
 
 # The queue, read again and again: most of it is as it was at the last look.

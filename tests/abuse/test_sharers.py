@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pwd
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from gpushare_lab.experiment.submitting import submit
-from gpushare_lab.testbed.configuration import CPUS_PER_NODE
 from gpushare_lab.testbed.testbed import Testbed
-from helper_kit import SLEEP, TOKENS, Site
+from helper_kit import TOKENS, Site
 from hook_testbed import USER, home_of
 from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, tick
 from telemetry_bed import endless, until, workload
 
-from slurm_gpushare.helper import promises
 from slurm_gpushare.helper.changer import MANY
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH
 from slurm_gpushare.store.spool import Spool
@@ -56,14 +55,18 @@ def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdi
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
     site.wait_running([as_user(site, WAKE.format(job=guest), f"--nodelist={site.jobs()[guest].nodes[0]}")])
     noticed = after_ticks(site, daemon, lambda: "ran-while-paused" in kinds(site, guest))
-    tick(site, daemon)
-    job = site.jobs()[guest]
     strikes = [item.feature for item in site.store.conduct.strikes_of(GAMES)]
+    record = site.store.live.of_jobs({int(guest)})[int(guest)]
+    woken = record.woken
+    again = after_ticks(site, daemon, lambda: site.store.live.of_jobs({int(guest)})[int(guest)].woken > woken)
+    tag = site.jobs()[guest].tag
+    earned_s = tag.stopped_s(time.time()) if tag else 0.0
     verdict(
         "letting one's own paused job go on from another job (kill -CONT)",
-        "noticed, a strike, counted as running",
+        "noticed, a strike, stopped again, no time earned while it ran",
         f"{'noticed' if noticed else 'not noticed'}, {'a strike' if strikes == ['paused'] else strikes}, "
-        f"counted as {'running' if job.tag and not job.tag.paused else 'paused'}",
+        f"{'stopped again' if again else 'left alone'}, "
+        f"{'no' if earned_s < 30 else f'{earned_s:.0f} s of'} time earned while it ran",
     )
 
 
@@ -77,24 +80,6 @@ def test_a_stopped_process_hides_nobody_from_the_sampler(testbed: Testbed, verdi
     verdict("a stopped process of one's own on the card, to be taken for paused and measured by nobody",
             "measured, and paused for the neighbour's promise",
             "measured, and paused for the neighbour's promise" if paused else "nothing was measured")  # fmt: skip
-
-
-@pytest.mark.full  # make test has it in tests/real/test_pauses.py
-def test_nobody_keeps_a_paused_job_suspended(
-    testbed: Testbed, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(promises, "WAIT_FOR_CORES_S", 1.0)
-    site = hungry_site(testbed)
-    daemon, resident, guest = share(site, **STRICT)
-    assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
-    node = site.jobs()[guest].nodes[0]
-    held = sum(node in job.nodes for job in site.jobs().values() if job.running and not job.stands_still)
-    greedy = as_user(site, SLEEP, f"--nodelist={node}", "--ntasks=1", f"--cpus-per-task={CPUS_PER_NODE - held}")
-    site.wait_running([greedy])
-    site.testbed.run(["scancel", resident])
-    goes_on = after_ticks(site, daemon, lambda: site.jobs()[guest].state == "RUNNING")
-    verdict("taking a paused job's cores with a long CPU job", "it goes on",
-            "it goes on" if goes_on else f"it is {site.jobs()[guest].state}")  # fmt: skip
 
 
 def test_who_idles_beside_its_guest_gets_nobody_paused(testbed: Testbed, verdict: Verdict) -> None:

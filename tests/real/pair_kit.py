@@ -38,6 +38,7 @@ class Sharers:
     resident: str = HUNGRY
     guest: str = HUNGRY
     guest_user: str | None = None
+    guest_options: tuple[str, ...] = ()
     before_guest: Callable[[], None] = lambda: None
 
 
@@ -61,7 +62,7 @@ def share(site: Site, jobs: Sharers = Sharers(), **settings: object) -> tuple[Da
 def submit_for(site: Site, index: int, jobs: Sharers) -> str:
     """A job that can be sent to GPU `index`: before 23.02 the hook gives jobs an index each, in turns."""
     while True:
-        job = site.submit(1, "--time=30", "--requeue", script=jobs.guest, user=jobs.guest_user)
+        job = site.submit(1, "--time=30", "--requeue", *jobs.guest_options, script=jobs.guest, user=jobs.guest_user)
         shard = site.jobs()[job].shard
         if shard is None or type_index(shard.type) == index:
             return job

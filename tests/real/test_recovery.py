@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from telemetry_bed import endless
 from world import overwrite_table
 
 from slurm_gpushare.helper.occupancy import GpuAddress
-from slurm_gpushare.helper.pauses import pause
+from slurm_gpushare.protocol.tag import Paused, with_tag
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
@@ -81,7 +82,10 @@ def test_release_needs_neither_store_nor_settings_nor_a_helper(site: Site) -> No
     with site.environment():
         slurm = connect()
         (job,) = slurm.jobs([paused])
-        pause(slurm, job, time.time(), by_signal=False)
+        assert job.tag is not None
+        tag = replace(job.tag, paused=Paused(int(time.time())))
+        slurm.update_job(job.key, {"AdminComment": with_tag(job.admin_comment, tag)})
+    site.testbed.run(["scontrol", "suspend", paused])  # as a release before 1.0 did
     assert site.jobs()[paused].paused
     site.store.close()
     for path in (store_file(site), site.config.hook_file):

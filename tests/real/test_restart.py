@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from pathlib import Path
 
 import pytest
-from gpushare_lab.testbed.processes import marked_pids, wait_until
+from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.reset import idle_nodes
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
-from pair_kit import after_ticks, hungry_site, kinds, share
 
 from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.tick import TickReport
@@ -100,34 +98,3 @@ def test_22_05_loses_shards_which_is_said_and_can_be_mended(site: Site, caplog: 
     sharers = [site.submit(number) for number in range(5, 10)]
     tick(site, daemon)
     site.wait_running(sharers)
-
-
-def test_a_pause_that_a_killed_slurmctld_forgot_ends_all_the_same(testbed: Testbed) -> None:
-    if not parse_release(testbed.release).keeps_whole_gpus_apart:
-        pytest.skip("22.05 does not always let such a job go on: docs/reliability.md")
-    site = hungry_site(testbed)
-    daemon, resident, guest = share(site, resident_budget_pct=1.0, pause_most_pct=100.0)
-    assert after_ticks(site, daemon, lambda: "paused" in kinds(site, guest)), site.picture()
-    testbed.kill("slurmctld")  # it saves its state some seconds later
-    testbed.restart("slurmctld")
-    assert wait_until(lambda: bool(site.jobs()), 60)
-    testbed.run(["scancel", resident])
-
-    def goes_on() -> bool:
-        job = site.jobs()[guest]
-        return job.state == "RUNNING" and (job.tag is None or job.tag.paused is None) and works(testbed)
-
-    assert after_ticks(site, daemon, goes_on), site.picture()
-    assert "resumed" in kinds(site, guest)
-
-
-def works(testbed: Testbed) -> bool:
-    """Whether none of the testbed's processes stands still."""
-    return not any(state(pid) == "T" for pid in marked_pids(testbed.dir))
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -17,7 +17,7 @@ from slurm_gpushare.helper.daemon import Lock
 from slurm_gpushare.helper.events import Wakeup
 from slurm_gpushare.helper.observe import expectation, observe
 from slurm_gpushare.helper.occupancy import occupancy, placeable, startable
-from slurm_gpushare.helper.pairs import Ledger, SpanKeeper, Turn, pairs_now, past_spans
+from slurm_gpushare.helper.pairs import Ledger, PairChanges, SpanKeeper, pairs_now, past_spans
 from slurm_gpushare.helper.queue_facts import QueueFacts, TokenFacts
 from slurm_gpushare.helper.tagging import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.knowledge.rates import RateTable
@@ -51,15 +51,15 @@ class TestLedger:
     def test_what_a_neighbour_costs_adds_up_over_guests(self) -> None:
         ledger, jobs = Ledger(), self.pair()
         cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
-        turn = ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW)
+        turn = ledger.follow(pairs_now(cards, Half(), NOW), jobs, NOW)
         assert [(pair.resident.key, pair.guest.key) for pair in turn.begun] == [("1", "2")]
         assert ledger.sharing()[1].lost_s == pytest.approx(5.0), "ten seconds at half speed"
         assert ledger.sharing()[2].joined
         assert not ledger.sharing()[1].joined
-        turn = ledger.turn(pairs_now(cards, Half(), NOW + 20), jobs, NOW + 20)
+        turn = ledger.follow(pairs_now(cards, Half(), NOW + 20), jobs, NOW + 20)
         assert turn.begun == ()
         assert ledger.sharing()[1].lost_s == pytest.approx(15.0)
-        turn = ledger.turn({}, jobs[:1], NOW + 30)
+        turn = ledger.follow({}, jobs[:1], NOW + 30)
         assert len(turn.ended) == 1
         assert ledger.sharing()[1].lost_s == pytest.approx(15.0), "what a past guest used is gone for good"
         assert 2 not in ledger.sharing()
@@ -68,8 +68,8 @@ class TestLedger:
         seconds = iter((0.0, 5.0))
         ledger, jobs = Ledger(lambda: next(seconds)), self.pair()
         cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
-        ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW)
-        ledger.turn(pairs_now(cards, Half(), NOW + 7200), jobs, NOW + 7200)
+        ledger.follow(pairs_now(cards, Half(), NOW), jobs, NOW)
+        ledger.follow(pairs_now(cards, Half(), NOW + 7200), jobs, NOW + 7200)
         assert ledger.sharing()[1].lost_s <= 5.0 + 3.0
 
     def test_a_successor_is_no_guest_whatever_the_store_remembers(self) -> None:
@@ -77,22 +77,22 @@ class TestLedger:
         jobs = [first, replace(second, tag=parse_tag(f"{second.admin_comment};h=1"))]
         ledger.recall([Span(1, 2, TOKEN_A, TOKEN_B, "n0", 0, "V100", NOW - 100, None, 0.8, 0.5)], NOW)
         cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
-        ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW)
+        ledger.follow(pairs_now(cards, Half(), NOW), jobs, NOW)
         assert not ledger.sharing()[2].joined
 
     def test_measured_rates_take_the_place_of_predicted_ones(self) -> None:
         ledger, jobs = Ledger(), self.pair()
         cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
-        (pair,) = ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW).begun
+        (pair,) = ledger.follow(pairs_now(cards, Half(), NOW), jobs, NOW).begun
         ledger.measured(pair.key, 1.0, None)
-        ledger.turn(pairs_now(cards, Half(), NOW + 100), jobs, NOW + 100)
+        ledger.follow(pairs_now(cards, Half(), NOW + 100), jobs, NOW + 100)
         assert ledger.sharing()[1].lost_s == pytest.approx(0.0), "for all of the time together"
         assert ledger.sharing()[2].lost_s == pytest.approx(55.0)
 
     def test_rates_are_predicted_once_for_a_pair(self) -> None:
         ledger, jobs = Ledger(), self.pair()
         cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
-        ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW)
+        ledger.follow(pairs_now(cards, Half(), NOW), jobs, NOW)
         again = pairs_now(cards, None, NOW + 5, ledger.pairs)  # type: ignore[arg-type]
         assert again == ledger.pairs
 
@@ -109,9 +109,9 @@ class TestLedger:
             keeper = SpanKeeper(store, where_ended({}))
             for at_s, jobs in ((0, [first, second]), (100, [first, second]), (160, still), (400, still)):
                 cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
-                keeper.keep(ledger.turn(pairs_now(cards, Half(), NOW + at_s), jobs, NOW + at_s), NOW + at_s)
+                keeper.keep(ledger.follow(pairs_now(cards, Half(), NOW + at_s), jobs, NOW + at_s), NOW + at_s)
             assert [span.paused_s for span in store.sharing.open()] == [300]
-            keeper.keep(ledger.turn({}, [first], NOW + 410), NOW + 410)
+            keeper.keep(ledger.follow({}, [first], NOW + 410), NOW + 410)
             (span,) = store.sharing.of_job(1)
             assert (span.paused_s, span.end_s) == (300, NOW + 410)
 
@@ -154,7 +154,7 @@ class TestAHelperThatStartsAgain:
         jobs = [running("1", "n0", "gres/shard:v100_0:1", tag=TAG, start_s=NOW - 4000)]
         ledger = Ledger()
         ledger.recall(past_spans(store, where_ended(ended), jobs, NOW, dry_run), NOW)
-        ledger.turn({}, jobs, NOW)
+        ledger.follow({}, jobs, NOW)
         return ledger
 
     def test_a_resident_keeps_what_it_lost_to_past_guests(self, store: Store) -> None:
@@ -186,11 +186,11 @@ class TestSpansOfAHelperThatRuns:
         with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
             yield store
 
-    def turns(self) -> tuple[Turn, Turn]:
+    def turns(self) -> tuple[PairChanges, PairChanges]:
         ledger = Ledger()
         jobs = [running(key, "n0", "gres/shard:v100_0:1", tag=TAG, start_s=NOW - 60 + int(key)) for key in "12"]
         cards = occupancy([node(used="shard:v100_0:2(2/2,0/2)")], jobs)
-        return ledger.turn(pairs_now(cards, Half(), NOW), jobs, NOW), ledger.turn({}, jobs[:1], NOW + 40)
+        return ledger.follow(pairs_now(cards, Half(), NOW), jobs, NOW), ledger.follow({}, jobs[:1], NOW + 40)
 
     def test_a_span_ends_when_its_job_did_and_not_when_that_was_seen(self, store: Store) -> None:
         begun, ended = self.turns()
@@ -209,7 +209,7 @@ class TestSpansOfAHelperThatRuns:
                 broken.setattr(store.sharing, method, Mock(side_effect=StoreError("the disk is full")))
                 with pytest.raises(StoreError):
                     keeper.keep(turn, NOW + 40)
-        keeper.keep(Turn((), (), {}), NOW + 90)
+        keeper.keep(PairChanges((), (), {}), NOW + 90)
         assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 40)]
 
 

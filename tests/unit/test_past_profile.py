@@ -11,7 +11,7 @@ from world import ALICE, BOB, NOW, Site, command_record, record, running, token
 
 from slurm_gpushare.helper import learner
 from slurm_gpushare.helper.cluster_assignment import user_weights
-from slurm_gpushare.helper.profile_check import ConductWatch, ProfileCheck
+from slurm_gpushare.helper.profile_check import ProfileCheck, ProfileWatch
 from slurm_gpushare.knowledge.clusters import fit_clusters
 from slurm_gpushare.protocol.record import Neighbour, Period, Record, RecordKind, Stat
 from slurm_gpushare.protocol.tokens import OwnedToken
@@ -123,7 +123,7 @@ def site(store_url: str, tmp_path: Path) -> Site:
 
 def strike(site: Site) -> None:
     job = running("7", "n0", "gres/shard:v100_0:1", tag=f"GS1:c=1;t={A};o=gpu:1", uid=ALICE)
-    watch = ConductWatch(site.store)
+    watch = ProfileWatch(site.store)
     for seq in (1, 2):
         noted = watch.look([job], [interim(seq, *[97.0] * seq, mem_mib=9000.0)], {}, NOW, 5.0)
     assert [decision.kind for decision in noted] == ["past-profile"]
@@ -141,7 +141,7 @@ def test_a_strike_is_counted_for_the_user(site: Site) -> None:
 
 
 def test_short_jobs_past_their_profile_become_a_strike_when_their_records_come_in(site: Site) -> None:
-    watch = ConductWatch(site.store)
+    watch = ProfileWatch(site.store)
     busy = Period(0.0, 20.0, {"gpu_util_pct": Stat(40, 97.0, 97.0, 97.0, 97.0, 0.0)})
     for job in (7, 8):
         site.take(
@@ -152,7 +152,7 @@ def test_short_jobs_past_their_profile_become_a_strike_when_their_records_come_i
     (one,) = site.store.conduct.strikes_of(ALICE)
     assert (one.token, one.feature, one.partner_job) == (A, "gpu_util_mean_pct", 9)
     assert A in site.store.conduct.to_measure()
-    assert ConductWatch(site.store).ended(NOW, 5.0) == [], "a helper that starts anew goes on where it was"
+    assert ProfileWatch(site.store).ended(NOW, 5.0) == [], "a helper that starts anew goes on where it was"
 
 
 def test_the_hook_takes_a_token_for_unknown_until_a_whole_card_has_measured_it(site: Site, tmp_path: Path) -> None:

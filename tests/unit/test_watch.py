@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 from gpushare_lab.emulator.card import Demand
 from gpushare_lab.job.contention import rate
-from world import NOW, TOKEN_A, TOKEN_B, node, running
+from world import NOW, TOKEN_A, TOKEN_B, running
 
 from slurm_gpushare.helper.learner import elapsed_observations
 from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.pair_speeds import Beside, MeasuredRate, Tally, is_believed, lessons, seen_rate
-from slurm_gpushare.helper.pairs import Ledger, Pair, Turn
-from slurm_gpushare.helper.promises import Judged, Keeper, Standing
+from slurm_gpushare.helper.pairs import Ledger, Pair, PairChanges
 from slurm_gpushare.helper.snapshot import Snapshot
-from slurm_gpushare.helper.watch import Watch
+from slurm_gpushare.helper.watch import ToDo, Watch
 from slurm_gpushare.protocol.record import Closed, Features, Neighbour, Period, Record, RecordKind, Scope, Stat, new_id
 from slurm_gpushare.protocol.settings import parse_config
-from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.commands import Slurm
-from slurm_gpushare.slurm.runner import UpdateRefused
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import KnownProfile, Profile, enter_profiles
 
@@ -99,7 +96,7 @@ class Scene:
         guest = running("2", "n0", "gres/shard:v100_0:1", tag=tags[1], start_s=began, limit_s=6000)
         self.pair = Pair(GpuAddress("n0", 0), resident, guest, began, 0.9, 0.8, gpu_model="V100")
         self.store.sharing.begin([self.pair.span()])
-        self.ledger.turn({self.pair.key: self.pair}, [resident, guest], NOW)
+        self.ledger.follow({self.pair.key: self.pair}, [resident, guest], NOW)
 
     def _run(self, argv: Any) -> str:
         self.commands.append(list(argv))
@@ -111,23 +108,23 @@ class Scene:
 
     def look(self, resident: Record, guest: Record) -> list[str]:
         self.watch.look(
-            Turn((self.pair,), (), {self.pair.key: self.pair}), self.view(), self.config
+            PairChanges((self.pair,), (), {self.pair.key: self.pair}), self.view(), self.config
         )  # nothing to compare yet
         self.records = {1: resident, 2: guest}
         return self.again()
 
     def again(self) -> list[str]:
-        return [
-            item.kind for item in self.watch.look(Turn((), (), {self.pair.key: self.pair}), self.view(), self.config)
-        ]
+        todo = self.watch.look(PairChanges((), (), {self.pair.key: self.pair}), self.view(), self.config)
+        return self.told(todo)
 
     def end(self) -> list[str]:
-        return [item.kind for item in self.watch.look(Turn((), (self.pair,), {}), self.view(NOW + 60), self.config)]
+        return self.told(self.watch.look(PairChanges((), (self.pair,), {}), self.view(NOW + 60), self.config))
 
-    @property
-    def acts(self) -> list[list[str]]:
-        """What was done to jobs, tags aside."""
-        return [argv for argv in self.commands if argv[:2] != ["scontrol", "update"] and argv[0] != "squeue"]
+    def told(self, todo: ToDo) -> list[str]:
+        """What was decided, and what is to be done about jobs."""
+        self.todo = todo
+        marks, requeues = [mark.decision.kind for mark in todo.marks], ["requeued" for _ in todo.requeues]
+        return [item.kind for item in todo.decisions] + marks + requeues
 
 
 def test_a_pair_as_promised_is_left_alone_and_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +154,7 @@ def test_a_long_pairing_is_learned_from_while_it_lasts_and_once(
     scene.look(record(1, 80.0, 72.0), record(2, 50.0, 40.0))
     assert scene.store.observations.after(0) == []  # 90 s are too short
     for _ in range(2):
-        scene.watch.look(Turn((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 30), scene.config)
+        scene.watch.look(PairChanges((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 30), scene.config)
     scene.end()
     assert len(scene.store.observations.after(0)) == 2
 
@@ -167,83 +164,31 @@ def test_who_came_last_is_paused_when_the_resident_is_about_to_lose_more_than_pr
 ) -> None:
     scene = Scene(tmp_path, monkeypatch)
     assert "paused" in scene.look(record(1, 80.0, 40.0), record(2, 80.0, 80.0))
-    assert scene.acts == [["scancel", "--full", "--signal=STOP", "2"]], "its node is not known: it keeps its CPUs"
-    tagged = next(argv for argv in scene.commands if argv[:2] == ["scontrol", "update"])
-    assert any(f";p={NOW}s" in word for word in tagged), "the tag says that it is ours, before anything stands still"
+    (mark,) = scene.todo.marks
+    assert f";p={NOW}s" in mark.change.fields["AdminComment"], "the tag says that it is ours"
+    scene.watch.pauses.begin(mark.job, NOW)
+    (order,) = scene.watch.pauses.orders(NOW).values()
+    assert order.jobs == {2}
 
 
-def test_a_pause_ends_only_when_it_has_surely_reached_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(tmp_path, monkeypatch, guest_tag=f";p={NOW}s")
-    scene.pair = replace(scene.pair, guest=replace(scene.pair.guest, state="STOPPED"))
-    assert scene.watch.keeper.tidy(scene.view(NOW + 1), keep=set()) == []
-    assert scene.acts == []
-    assert [item.kind for item in scene.watch.keeper.tidy(scene.view(NOW + 3), keep=set())] == ["resumed"]
-    assert scene.acts[-1] == ["scancel", "--full", "--signal=CONT", "2"]
-
-
-class TestRefusedPauses:
-    """A site where nobody waits, so that guests are suspended; some of them Slurm refuses."""
-
-    @pytest.fixture
-    def scene(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-        scene = Scene(tmp_path, monkeypatch)
-        slurm = Slurm(self.run)
-        self.refused: set[str] = set()
-        self.suspended: list[str] = []
-        scene.watch.keeper = Keeper(slurm)
-        return scene
-
-    def run(self, argv: Any) -> str:
-        if argv[:2] == ["scontrol", "suspend"]:
-            self.suspended.append(argv[2])
-            if argv[2] in self.refused:
-                raise UpdateRefused("Access/permission denied")
-        return ""
-
-    def pause(self, scene: Scene, key: str) -> list[str]:
-        """Let the guest be job `key`, whose resident is about to lose more than was promised."""
-        guest = replace(scene.pair.guest, key=key, raw_id=int(key))
-        pair = replace(scene.pair, guest=guest)
-        losing = Standing(run_s=5000.0, promise_pct=10.0, lost_s=499.0, shared_s=1000.0, loss=0.5)
-        fine = Standing(run_s=5000.0, promise_pct=50.0)
-        view = replace(scene.view(), jobs={"1": pair.resident, key: guest}, nodes={"n0": node()})
-        judged = Judged(pair, losing, fine, guest_first=False)
-        return [item.kind for item in scene.watch.keeper.keep(judged, view, scene.config)]
-
-    def test_one_refused_job_is_left_alone_and_others_are_paused(self, scene: Scene) -> None:
-        self.refused = {"2"}
-        assert self.pause(scene, "2") == []
-        assert self.pause(scene, "2") == [], "it would be refused again"
-        assert self.suspended == ["2"]
-        assert self.pause(scene, "3") == ["paused"]
-        assert scene.watch.keeper.may_pause
-
-    def test_three_in_a_row_end_it_for_the_site(self, scene: Scene) -> None:
-        self.refused = {"2", "3", "5", "6", "7"}
-        kinds = [self.pause(scene, key) for key in ("2", "3", "4", "5", "6")]
-        assert kinds == [[], [], ["paused"], [], []]
-        assert scene.watch.keeper.may_pause, "the third was paused"
-        assert self.pause(scene, "7") == []
-        assert not scene.watch.keeper.may_pause
-        assert self.pause(scene, "8") == []
-        assert "8" not in self.suspended
-
-    def test_who_stands_still_then_may_go_on_all_the_same(self, scene: Scene) -> None:
-        scene.watch.keeper.may_pause = False
-        tag = parse_tag(f"GS1:c=0;t={TOKEN_B};o=gpu:1;p={NOW - 400}s")
-        still = replace(scene.pair.guest, state="STOPPED", tag=tag)
-        scene.pair = replace(scene.pair, guest=still)
-        assert self.pause(scene, "2") == ["resumed"], "five minutes are the longest pause"
-
-
-def test_who_goes_on_in_a_pause_is_not_paused_again_but_kept_apart_from_its_neighbour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("settings", ["RecordsTo=store", "OnSlowdown=report"])
+def test_where_nodes_cannot_be_told_promises_are_only_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str
 ) -> None:
-    scene = Scene(tmp_path, monkeypatch, guest_tag=";r=1", since_s=4000)
-    scene.watch.keeper.ran_on = {2}
-    assert "requeued" in scene.look(record(1, 80.0, 40.0), record(2, 80.0, 80.0)), "its owner consented"
-    assert scene.acts == [["scontrol", "requeue", "2"]]
-    assert scene.store.sharing.banned(NOW)
+    scene = Scene(tmp_path, monkeypatch, settings, since_s=4000)
+    assert scene.look(record(1, 80.0, 40.0), record(2, 80.0, 80.0)) == ["slowed", "slowed"]
+
+
+@pytest.mark.parametrize(("limit_s", "paused"), [(40_000, True), (1_080, False)])
+def test_a_clock_that_cannot_be_given_back_bounds_the_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: int, paused: bool
+) -> None:
+    """Its pessimistic end must fit its limit less 5 %."""
+    scene = Scene(tmp_path, monkeypatch, "ExtendTimeLimit=no")
+    guest = replace(scene.pair.guest, limit_s=limit_s, end_s=scene.pair.since_s + limit_s)
+    scene.pair = replace(scene.pair, guest=guest)
+    scene.ledger.follow({scene.pair.key: scene.pair}, [scene.pair.resident, guest], NOW)
+    assert ("paused" in scene.look(record(1, 80.0, 40.0), record(2, 80.0, 80.0))) is paused
 
 
 @pytest.mark.parametrize("since_s", [1000, 4000])
@@ -253,7 +198,6 @@ def test_a_resident_that_idles_on_purpose_gets_nobody_paused(
     """It does a twentieth of what it did alone on a card that has two thirds of its time to spare."""
     scene = Scene(tmp_path, monkeypatch, since_s=since_s, guest_tag=";r=1")
     assert scene.look(record(1, 80.0, 4.0, card_pct=34.0), record(2, 30.0, 30.0, card_pct=34.0)) == []
-    assert scene.acts == []
     assert scene.store.sharing.banned(NOW) == set()
     assert scene.store.conduct.broken_promises() == []
     assert scene.ledger.sharing()[1].lost_s == 0.0, "no time is given back for it"
@@ -284,7 +228,6 @@ def test_reporting_changes_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert scene.look(record(1, 80.0, 40.0), record(2, 80.0, 80.0)) == ["slowed", "slowed"]
     assert scene.again() == [], "told once"
     assert scene.store.sharing.banned(NOW) == {(TOKEN_A, TOKEN_B)}
-    assert scene.acts == []
 
 
 def test_no_alarm_from_what_could_be_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,8 +239,7 @@ def test_no_alarm_from_what_could_be_chance(tmp_path: Path, monkeypatch: pytest.
 
 def test_pausing_cannot_help_a_guest_that_is_slowed_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(tmp_path, monkeypatch, since_s=4000)
-    assert scene.look(record(1, 80.0, 80.0), record(2, 80.0, 20.0)) == ["slowed", "slowed"]
-    assert scene.acts == [], "without its owner's word nothing is requeued"
+    assert scene.look(record(1, 80.0, 80.0), record(2, 80.0, 20.0)) == ["slowed", "slowed"], "no requeue unasked"
     (broken,) = scene.store.conduct.broken_promises()
     assert (broken.job_id, broken.by_job, broken.node, broken.gpu_index) == (2, 1, "n0", 0)
     assert broken.promised_pct == 50.0 < broken.slowed_pct
@@ -308,7 +250,7 @@ def test_a_guest_that_is_slowed_is_requeued_with_its_owners_consent(
 ) -> None:
     scene = Scene(tmp_path, monkeypatch, guest_tag=";r=1", since_s=4000)
     assert "requeued" in scene.look(record(1, 80.0, 80.0), record(2, 80.0, 20.0))
-    assert scene.acts == [["scontrol", "requeue", "2"]]
+    assert [job.key for job, *_ in scene.todo.requeues] == ["2"]
 
 
 def test_a_successor_has_a_residents_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpushare_lab.experiment.scenarios import Actor, Scenario, ScenarioOutcome, ScenarioResult, begun
 from slurm_gpushare.helper.durations import expect, given_done
-from slurm_gpushare.helper.promises import Pauses, PauseStep, Standing, next_step
+from slurm_gpushare.helper.promises import PauseHistory, PauseStep, PromiseStatus, next_step
 
 TICK_S = 1.0
 ALONE_S = 8.0
@@ -34,11 +34,11 @@ class _Job:
     paused_s: float = 0.0
     end_s: float | None = None
 
-    def standing(self, measured: bool) -> Standing:
+    def standing(self, measured: bool) -> PromiseStatus:
         actor, limit_s = self.actor, 60.0 * self.actor.limit_min
         expected = expect(actor.known_s, None, 1, limit_s)
         low_s = float(given_done(*(np.array([x]) for x in (*expected, limit_s, self.done_s))).low_s[0])
-        return Standing(
+        return PromiseStatus(
             self.outcome.promised_pct, low_s, self.lost_s + self.paused_s, self.shared_s, 1.0 - self.rate,
             ERROR * self.rate, measured,
         )  # fmt: skip
@@ -102,7 +102,7 @@ def simulate(scenario: Scenario) -> ScenarioResult:
 
 def _step(resident: _Job, guest: _Job, paused_at: float | None, resumed_at: float, now_s: float) -> PauseStep:
     measured = resident.shared_s >= MEASURED_AFTER_S
-    pauses = Pauses(paused_at, guest.paused_s, now_s - resumed_at, PAUSE_MOST * 60.0 * guest.actor.limit_min)
+    pauses = PauseHistory(paused_at, guest.paused_s, now_s - resumed_at, PAUSE_MOST * 60.0 * guest.actor.limit_min)
     return next_step(
         resident.standing(measured),
         guest.standing(measured),
