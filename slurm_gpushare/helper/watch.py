@@ -239,7 +239,7 @@ class Watch:
 def _may_grow_s(job: Job, view: View) -> float:
     """How much its time limit may be lengthened before it is longer than one of its partitions allows."""
     found = (occupant for gpu in view.snapshot.gpus if gpu.node in job.nodes for occupant in gpu.occupants)
-    return next((occupant.may_grow_s for occupant in found if occupant.key == job.key), math.inf)
+    return next((occupant.workload.may_grow_s for occupant in found if occupant.key == job.key), math.inf)
 
 
 def _may_requeue(job: Job, config: Config) -> bool:
