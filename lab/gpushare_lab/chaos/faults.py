@@ -20,7 +20,7 @@ from gpushare_lab.chaos.slurm_faults import (
     reconfigure,
     refuse,
     restart,
-    with_a_suspended_job,
+    with_a_paused_job,
     with_sharers,
 )
 from gpushare_lab.chaos.store_faults import (
@@ -37,8 +37,7 @@ from gpushare_lab.emulator.node import clear_faults, set_fault
 from gpushare_lab.testbed.processes import wait_until
 
 PAUSED_SOON = ("long", "shared")
-"""Residents that are still there when their guest was found to slow them. All have tokens: a waiting job without one
-would take a suspended job's CPUs, so that the helper would stop the guest by a signal."""
+"""Residents that are still there when their guest was found to slow them."""
 
 MANY_WAIT = ("array", "shared")
 """A card is held for those who wait for it."""
@@ -179,8 +178,8 @@ FAULTS = (
     Fault("Slurm's commands take 30 s", "commands", partial(_commands, "slow", 40)),
     Fault("a queue of 50000 jobs", "commands", _long_queue),
     # Last: what the helper learns then lets it share less.
-    Fault("slurmctld restarts while a job is suspended", "slurm",
-          partial(with_a_suspended_job, partial(restart, "slurmctld")), kinds=PAUSED_SOON),
-    Fault("kill -9 of slurmctld while a job is suspended", "slurm",
-          partial(with_a_suspended_job, partial(crash, "slurmctld", 3.0)), kinds=PAUSED_SOON),
+    Fault("slurmctld restarts while a job is paused", "slurm",
+          partial(with_a_paused_job, partial(restart, "slurmctld")), kinds=PAUSED_SOON),
+    Fault("kill -9 of slurmctld while a job is paused", "slurm",
+          partial(with_a_paused_job, partial(crash, "slurmctld", 3.0)), kinds=PAUSED_SOON),
 )  # fmt: skip

@@ -232,7 +232,7 @@ class Chaos:
         books = Books(lines, over_committed=over_committed(there), leaked=self._leaked(), lost_jobs=lost)
         books.grew = grown(self._site.vitals)
         books.kills = forgotten_at_kills(self._stream.submitted, accounted, marks, slurms)
-        books.suspended = sum(job.state == "SUSPENDED" for job in self._site.slurm.jobs())
+        books.suspended = sum(job.stands_still for job in self._site.slurm.jobs())
         if self.sharing:
             forgotten = {mark.job_id for mark in marks if slurms.forgot([mark.at_s])}
             self._read_store(books, accounted, there, forgotten)

@@ -17,7 +17,6 @@ from gpushare_lab.emulator.library import compile_c
 from gpushare_lab.testbed.daemons import last_lines
 from gpushare_lab.testbed.processes import marked_pids, recorded_pid, wait_until
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.helper.occupancy import token_of
 from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm import runner
@@ -187,20 +186,12 @@ class ChaosSite:
             return
         self.vitals.append(Vitals(time.time(), memory_kib / 1024, files, int(status["Threads"])))
 
-    def suspended(self) -> set[str]:
-        """The jobs that the helper has suspended; none while slurmctld does not answer."""
-        return self._paused("SUSPENDED")
-
-    def stopped(self) -> set[str]:
-        """The jobs that it has stopped by a signal, since others wait for their CPUs."""
-        return self._paused("STOPPED")
-
-    def strangers_wait(self) -> bool:
-        """Whether jobs wait that take no part; also while slurmctld does not answer."""
+    def paused(self) -> set[str]:
+        """The jobs that their nodes keep standing still; none while slurmctld does not answer."""
         try:
-            return any(job.pending and token_of(job) is None for job in self.slurm.jobs())
+            return {job.key for job in self.slurm.jobs() if job.paused}
         except SlurmError:
-            return True
+            return set()
 
     def shared_nodes(self) -> list[str]:
         """Where two jobs have a card together; none while slurmctld does not answer."""
@@ -209,12 +200,6 @@ class ChaosSite:
         except SlurmError:
             return []
         return [card.rpartition(":")[0] for card, jobs in placed.items() if jobs > 1]
-
-    def _paused(self, state: str) -> set[str]:
-        try:
-            return {job.key for job in self.slurm.jobs() if job.paused and job.state == state}
-        except SlurmError:
-            return set()
 
     def shell(self, script: str) -> str:
         """A shell script as root, inside the testbed."""

@@ -13,7 +13,7 @@ from gpushare_lab.chaos.stream import RATES, ROUGH, set_rates
 from gpushare_lab.testbed.processes import with_descendants
 
 PATIENCE_S = 60.0
-"""So long a fault waits for a job that is suspended; then one that is stopped by a signal will do."""
+"""Twice so long a fault waits for jobs that share, or for one that is paused."""
 BETWEEN_S = (6.0, 14.0)
 """After a kill, at random. The stream waits while slurmctld is away: equal pauses would keep jobs in step with
 kills, so that always the same ones end just before the next, and are forgotten."""
@@ -40,18 +40,12 @@ def crash_often(name: str, away_s: float, site: ChaosSite, pause: Pause) -> None
         crash(name, away_s, site, pause)
 
 
-def with_a_suspended_job(inject: Inject, site: ChaosSite, pause: Pause) -> None:
-    """Jobs begin to slow others far more than was promised: once the helper has paused one, break something.
-
-    Where jobs that take no part wait for CPUs it would be stopped by a signal: those go first.
-    """
-    begun = time.monotonic()
-    while site.strangers_wait() and time.monotonic() < begun + PATIENCE_S:
-        pause(0.5)
+def with_a_paused_job(inject: Inject, site: ChaosSite, pause: Pause) -> None:
+    """Jobs begin to slow others far more than was promised: once the helper has paused one, break something."""
     set_rates(site.testbed, ROUGH)
     try:
         begun = time.monotonic()
-        while not site.suspended() and not (time.monotonic() > begun + PATIENCE_S and site.stopped()):
+        while not site.paused():
             if time.monotonic() > begun + 2 * PATIENCE_S:
                 raise AssertionError("the helper paused nobody")
             pause(0.5)
