@@ -87,7 +87,7 @@ def read_order(path: Path, slurm_user: str) -> StopOrder | None:
 class BelievedOrder:
     """A node's order as far as it can be believed, from look to look.
 
-    The first number that is seen may be of long ago: it counts once it has grown.
+    The first number that is seen may be of long ago: it counts once it has grown, unless there was no order before.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,6 +100,7 @@ class BelievedOrder:
     def jobs(self, order: StopOrder | None) -> frozenset[int]:
         """The jobs that are to stand still, by what was just read."""
         if order is None:
+            self._number = -1 if self._number is None else self._number
             return frozenset()
         if self._number is not None and order.number > self._number:
             self._grew_s = self._clock()

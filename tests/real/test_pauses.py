@@ -83,7 +83,7 @@ def paused(site: Site, jobs: Sharers) -> tuple[Daemon, str, str]:
     """A guest that stands still: helper, resident, guest."""
     daemon, resident, guest = share(site, jobs, **STRICT)
     assert after_ticks(site, daemon, lambda: "paused" in kinds(site, guest)), site.picture()
-    assert wait_until(lambda: stands(site, guest), SOON_S), picture(site, guest)
+    assert after_ticks(site, daemon, lambda: stands(site, guest)), picture(site, guest)
     return daemon, resident, guest
 
 
@@ -102,7 +102,7 @@ def test_all_processes_of_a_job_of_several_steps_stand_still_and_go_on(site: Sit
     before = show(site.testbed, guest)["TimeLimit"]
     assert wait_until(lambda: len(job_processes(site, guest)) >= 8, 60), "script, srun, two trees of three, workload"
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
-    assert wait_until(lambda: stands(site, guest), SOON_S), picture(site, guest)
+    assert after_ticks(site, daemon, lambda: stands(site, guest)), picture(site, guest)
     assert goes(site, resident), "its neighbour runs"
     job = site.jobs()[guest]
     assert (job.state, job.cpus) == ("RUNNING", job.cpus), "it keeps its CPUs"

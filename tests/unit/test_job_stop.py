@@ -187,6 +187,14 @@ def test_an_order_is_believed_while_it_grows() -> None:
     assert told.renewals == 2
 
 
+def test_the_first_order_after_none_is_believed_at_once() -> None:
+    told = BelievedOrder(lambda: 0.0)
+    assert told.jobs(None) == set()
+    assert told.jobs(StopOrder(5, frozenset({1}))) == {1}
+    assert told.jobs(None) == set()
+    assert BelievedOrder(lambda: 100.0).jobs(StopOrder(5, frozenset({1}))) == set()
+
+
 @pytest.mark.parametrize("text", ["", "x", "5", "5 1;2", "5 1,", "-5 -", "5 -\nx", "5 99999999999", "9" * 19 + " -"])
 def test_what_is_no_order_is_none(text: str) -> None:
     assert parse_order(text) is None
