@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from slurm_gpushare.helper.changer import as_changed
 from slurm_gpushare.helper.changes import Change
+from slurm_gpushare.helper.placements import as_changed
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Placement, Plan, Snapshot, Workload
 from slurm_gpushare.knowledge.rates import RateTable

@@ -13,7 +13,7 @@ import click
 from slurm_gpushare.cli.console import DRY_RUN, check_job_ids, warn
 from slurm_gpushare.protocol.errors import Exit, GpushareError
 from slurm_gpushare.protocol.settings import POLICIES
-from slurm_gpushare.protocol.settings_in_force import settings_in_force
+from slurm_gpushare.protocol.settings_in_force import settings_and_fault, settings_in_force
 
 
 def _log_to_stderr(verbose: bool) -> None:
@@ -39,7 +39,9 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
     from slurm_gpushare.slurm.commands import connect
 
     _log_to_stderr(verbose)
-    config = settings_in_force()
+    config, fault = settings_and_fault()  # remembered once all that is made from them has been made
+    if fault is not None:
+        warn(f"{fault.what}; the last good settings stay in force")
     if not config.partitions:
         raise GpushareError(f"{config.source}: Partitions is empty", "Name the partitions whose jobs may share GPUs.")
     report = run(config, connect(config.backend, lasting=True), once=once, dry_run=dry_run, policy=policy)
@@ -63,7 +65,7 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     Leases of ours end as well, and jobs that we paused go on. Needs nothing but Slurm: all that must be known is in the
     jobs' tags. A job that somebody else suspended stays suspended.
     """
-    from slurm_gpushare.helper.apply import Outcome, release_jobs
+    from slurm_gpushare.helper.changes import Outcome, release_jobs
     from slurm_gpushare.helper.promises import release_paused
     from slurm_gpushare.slurm.commands import connect
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import click
 
 from slurm_gpushare.cli.console import JSON, check_job_ids, echo_json, settings_or_defaults, source, use_colour, warn
-from slurm_gpushare.helper.tagging import only_measured, withdrawals
+from slurm_gpushare.helper.changes import only_measured, withdrawals
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
 from slurm_gpushare.protocol.text import natural
 from slurm_gpushare.report.export import job_json

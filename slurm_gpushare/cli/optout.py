@@ -21,8 +21,7 @@ def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
     keeps its place in the queue. A job that runs already stays where it is. Before Slurm 23.11.5, on partitions with
     DefMemPerGPU and as a gang, a submitted job cannot be changed back: cancel it and submit it without the token.
     """
-    from slurm_gpushare.helper.apply import Outcome, apply
-    from slurm_gpushare.helper.changes import Change
+    from slurm_gpushare.helper.changes import Change, Outcome, apply
     from slurm_gpushare.protocol.tag import without_consent
     from slurm_gpushare.slurm.commands import connect
 

@@ -1,4 +1,4 @@
-"""The changes that we make to pending jobs, as pure functions: what to write, never how.
+"""The changes that we make to jobs: what to write, as pure functions, and one way to write it.
 
 Every change is one update and carries its own undoing: the tag in AdminComment keeps the original request,
 the user's own node list and whether our lease still runs.
@@ -7,14 +7,17 @@ the user's own node list and whether our lease still runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release
-from slurm_gpushare.protocol.tag import with_tag, without_tag
+from slurm_gpushare.protocol.tag import Tag, clear_consent, with_tag, without_tag
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.runner import ControllerDown, JobMovedOn, SlurmMissing
 from slurm_gpushare.slurm.values import Gres, parse_gres, retarget, type_index
 
 GUEST_NICE = -1_000_000
@@ -211,3 +214,127 @@ def extension(job: Job, lost_s: float, most_s: float, free_until_s: float) -> Ch
     tag = replace(job.tag, given_min=job.tag.given_min + minutes)
     limit_minutes = math.ceil(job.limit_s / 60.0) + minutes
     return Change(job.key, {"TimeLimit": str(limit_minutes), "AdminComment": with_tag(job.admin_comment, tag)})
+
+
+# Tags that follow the comments: of jobs that the submit hook missed, and of those whose owners took the token off.
+
+
+def untagged(jobs: Iterable[Job], partitions: Collection[str], shards_per_gpu: int) -> list[Job]:
+    """Jobs without a tag that ask for exactly one GPU on one node: whether they opted in, their comments say."""
+    return [
+        job
+        for job in jobs
+        if job.tag is None
+        and (job.pending or job.running)
+        and not job.het
+        and job.num_nodes == 1
+        and set(job.partitions) & set(partitions)
+        and one_card(job, shards_per_gpu)
+    ]
+
+
+def adoptions(
+    jobs: Iterable[Job], comments: Mapping[str, str], cluster_of: Callable[[str, int], int | None]
+) -> list[tuple[Job, Change]]:
+    """Tags for `untagged` jobs that opted in by their comment, so that their telemetry counts.
+
+    `cluster_of(token, uid)` is the cluster of a known token that belongs to that user. Without the hook nobody kept
+    the original request or moved it to where it can be changed, so the request stays untouched.
+    """
+    found = []
+    for job in jobs:
+        consent = clear_consent(comments.get(job.key, ""))
+        if consent is None:
+            continue
+        cluster = cluster_of(consent.token, job.uid)
+        tag = Tag(
+            probe=cluster is None,
+            cluster=cluster,
+            token=consent.token,
+            max_isd_pct=consent.max_isd_pct,
+            requeue=consent.requeue or False,
+        )
+        found.append((job, Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)})))
+    return found
+
+
+def only_measured(jobs: Iterable[Job]) -> list[Job]:
+    """Jobs with a tag whose requests nobody has changed: first runs, and those that the hook missed.
+
+    Of a gang the hook changes the request from the first run on.
+    """
+    tagged = ((job, job.tag) for job in jobs if (job.pending or job.running) and job.tag is not None)
+    return [job for job, tag in tagged if tag.original is None and tag.gang is None]
+
+
+def withdrawals(jobs: Iterable[Job], comments: Mapping[str, str]) -> list[tuple[Job, Change]]:
+    """What takes the tag off `only_measured` jobs whose owners have taken the token off their comments."""
+    gone = (job for job in jobs if job.key in comments and clear_consent(comments[job.key]) is None)
+    return [(job, Change(job.key, {"AdminComment": without_tag(job.admin_comment)})) for job in gone]
+
+
+def one_card(job: Job, shards_per_gpu: int) -> bool:
+    """One GPU, or what one GPU becomes before 23.11.5: all shards of a card."""
+    asked = [gres for gres in job.gres if gres.count]
+    return len(asked) == 1 and (asked[0].name, asked[0].count) in {("gpu", 1), ("shard", shards_per_gpu)}
+
+
+# Making a change. A job that moved on meanwhile is news; only Slurm's own trouble is an error.
+
+
+class Outcome(StrEnum):
+    """What became of a change."""
+
+    DONE = "done"
+    DRY = "dry-run"
+    MOVED_ON = "moved-on"  # it started, ended or was changed first
+    REFUSED = "refused"
+
+
+CHANGED = "it changed while this was decided"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A change and what became of it."""
+
+    key: str
+    outcome: Outcome
+    message: str = ""
+
+
+def apply(slurm: Slurm, change: Change, dry_run: bool = False) -> Applied:
+    """Make one change. Raises only if Slurm as a whole does not answer: the tick is then over."""
+    if dry_run:
+        return Applied(change.key, Outcome.DRY)
+    try:
+        slurm.update_job(change.key, change.fields)
+    except JobMovedOn as news:
+        return Applied(change.key, Outcome.MOVED_ON, news.what)
+    except (ControllerDown, SlurmMissing):
+        raise
+    except SlurmError as error:
+        return Applied(change.key, Outcome.REFUSED, error.what)
+    return Applied(change.key, Outcome.DONE)
+
+
+def release_jobs(
+    slurm: Slurm, jobs: Iterable[Job], now_s: float, dry_run: bool = False
+) -> list[tuple[Change, Applied]]:
+    """Give every pending job that carries something of ours its original request back."""
+    found = ((job, restore(job, slurm.release, now_s)) for job in jobs)
+    changes = [(job, change) for job, change in found if change is not None]
+    again = {} if dry_run else read_again(slurm, [job.key for job, _ in changes])
+    done = []
+    for job, change in changes:
+        if dry_run or is_same(job, again.get(job.key)):
+            done.append((change, apply(slurm, change, dry_run)))
+        else:
+            done.append((change, Applied(change.key, Outcome.MOVED_ON, CHANGED)))
+    return done
+
+
+def apply_to(slurm: Slurm, job: Job, change: Change, fresh: Job | None) -> Applied:
+    """Change a job if it is still what the decision was about; `fresh` is the job as it was just read again."""
+    now = fresh or read_again(slurm, [job.key]).get(job.key)
+    return apply(slurm, change) if is_same(job, now) else Applied(job.key, Outcome.MOVED_ON, CHANGED)

@@ -1,4 +1,8 @@
-"""``gpushare backfill``: ticks, signals, lock and heartbeat around the `Helper`."""
+"""``gpushare backfill``: what the helper does when, around the `Loop`.
+
+Events are *tick due*, *job ended*, *record came* and *settings changed*; each is a task of its own, beside those that
+tell nodes, hook and users, and those that look after the store.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,24 @@ import gc
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from slurm_gpushare.helper import log
-from slurm_gpushare.helper.answering import Answerer
-from slurm_gpushare.helper.events import Wakeup, watched_paths
+from slurm_gpushare.helper.hold import BEAT_S, Answerer
 from slurm_gpushare.helper.housekeeping import Housekeeping, make_ingest
+from slurm_gpushare.helper.loop import FIRST_RETRY_S, LONGEST_RETRY_S, Loop, Task, Work, at_once, with_patience
+from slurm_gpushare.helper.promises import tell_nodes
 from slurm_gpushare.helper.publishing import Publisher
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.helper.tick import Helper, TickReport
+from slurm_gpushare.node.delivery import INCOMING
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError
 from slurm_gpushare.protocol.files import hand_over
+from slurm_gpushare.protocol.history import ERRORS
 from slurm_gpushare.protocol.release import is_stale
 from slurm_gpushare.protocol.settings import Config, generated_path, load_config
 from slurm_gpushare.protocol.settings_in_force import remember
@@ -31,141 +39,386 @@ from slurm_gpushare.slurm.nodes import SlurmUser, completing_stops_everybody, mi
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store, StoreReplaced
 from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.ingest import Ingest
 
-LONGEST_PAUSE_S = 30.0
-"""After failures. Not longer: until the next tick nobody shares."""
+LOOK_S = 0.25
+"""How often the times of spool and slurmctld's saved state are looked at: they change when a record or a job does."""
+REST = 2.0
+"""Wait at least this many times as long as the last tick took: slurmctld and the helper's host get a rest."""
+REST_BEFORE_NEWS = 5.0
+"""The same for news, which cannot shorten a tick's time further than to this."""
+LEAST_S = 1.0
+"""Between two ticks, or two looks into the spool, whatever happens."""
+FINISH_S = 20.0
+"""A tick that is under way when we are told to stop has so long to end."""
+SLURM_CONF_FOR_S = 600.0
+LOCK_EVERY_S = 10.0
+UPKEEP_S = 60.0
+LAST_WORDS_S = 2.0
+
+
+def rest_s(tick_s: float, took_s: float, heartbeat_s: float) -> tuple[float, float]:
+    """How long to wait after a tick that took so long, and at least where there is news.
+
+    A tick may have been long because the helper stood still or slurmctld did not answer: resting in proportion to that
+    it would be taken for dead.
+    """
+    longest_s = max(tick_s, min(REST * took_s, heartbeat_s / 4.0))
+    return longest_s, min(longest_s, max(LEAST_S, REST_BEFORE_NEWS * took_s))
 
 
 class Daemon:
     """The helper as a process. Its death costs only sharing: jobs carry their own undoing."""
 
     def __init__(self, config: Config, slurm: Slurm, store: Store, *, policy: str | None = None, dry_run: bool = False):
-        self._slurm = slurm
-        self._store = store
-        self._dry_run = dry_run
+        self._slurm, self._store, self._dry_run = slurm, store, dry_run
+        self._lock: Lock | None = None
+        self._lost = False
         self._tags = JobTokens(slurm)
         self._knowledge = SiteKnowledge(store, config.gpu_models, writes=not dry_run)
-        first = self._knowledge.learners[0]
-        self._helper = Helper(
-            config,
-            slurm,
-            store,
-            self._knowledge,
-            policy=policy,
-            partners=first.partners,
-            dry_run=dry_run,
-        )
+        partners = self._knowledge.learners[0].partners
+        self._helper = Helper(config, slurm, store, self._knowledge, policy=policy, partners=partners, dry_run=dry_run)
+        self.faults = self._helper.faults
         self._publisher = Publisher(store, slurm)
-        self._stop = self._reload = self._nudged = False
-        self._ticks = 0
-        self._unreported = {"ticks": 0, "tick_ms": 0}
-        self._claimed: set[str] = set()
-        self._beaten_s = 0.0
         self._housekeeping = Housekeeping(store)
         self._answerer: Answerer | None = None
+        self._stop = self._reopen = self._reload = False
+        self._ticks = 0
+        self._changed = True
+        """Whether the hook's file must follow now."""
+        self._to_learn = True
+        self._unreported: Counter[str] = Counter()
+        self._claimed: set[str] = set()
+        self._beaten_s = 0.0
+        self._report: TickReport | None = None
+        self._news: tuple[int, ...] = ()
         self._read_stamp = _stamp(config.source)
-        self._configure(config)
+        self._slurm_conf: Mapping[str, str] = {}
+        self._take(config, *self._build(config, at_start=True))
+        self._make_tasks()
 
-    def _configure(self, config: Config) -> None:
-        self._config = config
+    def _make_tasks(self) -> None:
+        self._loop = Loop(self.faults, self._on_fault)
+        task = self._loop.task
+        self._answers = task("answer", self._answer)
+        self._orders = task("stops", self._tell_nodes)
+        self._tick: Task = task("tick", self._one_tick, lambda: self._rest_s[0])
+        self._settings = task("reload", self._take_settings)
+        self._site = task("site", self._look_at_site, lambda: SLURM_CONF_FOR_S)
+        self._beats = task("hold", self._show_board, lambda: BEAT_S)
+        self._records = task("records", self._take_records, lambda: self._config.tick_s)
+        self._beat_task = task("beat", self._beat)
+        self._publishing = task("publish", self._publish)
+        self._looks = task("news", self._look_for_news, lambda: LOOK_S)
+        self._upkeep = task("store", self._look_after_store, lambda: UPKEEP_S, quiet=True)
+        self._guard = task("lock", self._look_at_lock, lambda: LOCK_EVERY_S)
+
+    def _build(self, config: Config, at_start: bool = False) -> tuple[HookFile, Ingest]:
+        """All that is made from settings; ConfigError, before any of them counts, if something cannot be made."""
+        ingest = make_ingest(config, self._store, self._tags, known_users_only=at_start)
+        return HookFile(config.hook_file, config.gpu_models), ingest
+
+    def _take(self, config: Config, hook_file: HookFile, ingest: Ingest) -> None:
+        before = getattr(self, "_hook_file", hook_file)
+        hook_file.gangs, hook_file.stale = before.gangs, before.stale
+        self._config, self._hook_file, self._ingest = config, hook_file, ingest
         self._knowledge.site_models = config.gpu_models
-        self._hook_file = HookFile(config.hook_file, config.gpu_models)
-        self._ingest = make_ingest(config, self._store, self._tags)
+        self._helper.configure(config)
+        self._apply_slurm_conf()
 
     @property
     def config(self) -> Config:
         """The settings in force."""
         return self._config
 
-    def once(self) -> TickReport:
-        """One tick, everything included."""
-        now_s, asked_s = time.time(), time.monotonic()
-        jobs = self._slurm.jobs()
-        changed = False
-        if not self._dry_run:
-            self._tags.take(jobs)
-            self._claim(jobs)
-            summary = self._ingest.run(now_s)
-            changed = any(summary.counts.values())
-        if self._ticks == 0 and not self._dry_run:
-            self._check_slurm(self._slurm.config())
-        if self._slurm_was_replaced():
-            changed = True
-        if changed or self._ticks == 0:
-            with self._helper.lock:
-                self._knowledge.catch_up()
-        report = self._helper.tick(jobs, asked_s)
-        report.calls += 1
-        self._ticks += 1
-        self._unreported["ticks"] += 1
-        self._unreported["tick_ms"] += round(1000 * report.total_s)
-        if self._answerer is not None:
-            self._answerer.publish()
-        if not self._dry_run:
-            self._beat(now_s, changed)
-            self._housekeeping.forget_old(self._config.keep_days, now_s)
-            self._publisher.publish(report, now_s, self._config, self._knowledge.titles)
-        return report
+    @property
+    def _rest_s(self) -> tuple[float, float]:
+        longest_s, least_s = rest_s(self._config.tick_s, self._tick.took_s, self._config.heartbeat_s)
+        if self._helper.state.watch.pauses.jobs:  # orders must be renewed
+            longest_s = min(longest_s, RENEW_S)
+        return longest_s, min(least_s, longest_s)
 
-    def run(self) -> bool:
+    def once(self) -> TickReport:
+        """One tick, everything included, and nothing beside it. Raises what went wrong."""
+        at_once(self._all_once())
+        assert self._report is not None
+        if (fault := self.faults.first) is not None:
+            self.faults.first = None
+            raise fault
+        return self._report
+
+    async def _all_once(self) -> None:
+        if not self._slurm_conf and not self._dry_run:
+            await self._look_at_site()
+        if not self._dry_run:
+            jobs, asked_s = await self._read_queue()
+            await self._take_records()
+            await self._one_tick(jobs, asked_s)
+            await self._tell_nodes()
+            if self._beat_is_due:
+                await self._beat()
+            await self._look_after_store()
+            await self._publish()
+        else:
+            await self._one_tick()
+
+    def run(self, lock: Lock | None = None) -> bool:
         """Tick until SIGTERM or SIGINT; the tick that is under way is finished.
 
-        False if the store's file is another one now: all that was read from the old one must be read anew.
+        False if the store's file is another one now: all that was read from the old one must be read anew. Raises
+        GpushareError if the `lock` is lost: another helper may be at work.
         """
+        self._lock = lock
         for number, handler in ((signal.SIGTERM, self._on_stop), (signal.SIGINT, self._on_stop),
                                 (signal.SIGHUP, self._on_reload), (signal.SIGUSR1, self._on_nudge)):  # fmt: skip
             signal.signal(number, handler)
-        config = self._slurm.config()
-        _check_user(slurm_user(config))
-        nudge = Wakeup(watched_paths(self._config.spool_dir, config.get("StateSaveLocation", "")))
-        log.info("start", pid=os.getpid(), slurm=self._slurm.release, backend=self._slurm.name,
-                 policy=self._helper.settings.policy, knowledge=self._knowledge.titles,
-                 dry_run=self._dry_run or None)  # fmt: skip
-        failures = 0
-        self._answer_holds(config)
-        while not self._stop:
-            nudge.mark()
-            begun = time.monotonic()
-            try:
-                self._tell(self.once())
-                failures = 0
-                if not self._dry_run:
-                    self._housekeeping.look_for_damage()
-            except GpushareError as error:
-                # slurmctld restarts, a database is locked: say so, wait longer each time, go on.
-                failures += 1
-                log.warning("tick-failed", error=str(error), failures=failures)
-                if isinstance(error, StoreReplaced) and self._has_store_again():
-                    self._answer_holds({})
-                    return False
-            pause_s = min(LONGEST_PAUSE_S, self._config.tick_s * 2 ** min(failures, 6))
-            if self._helper.state.watch.pauses.jobs:
-                pause_s = min(pause_s, RENEW_S)
-            self._nudged = False
-            # After a failure news do not shorten the pause: records that arrive meanwhile are some every second.
-            took_s = 0.0 if failures else time.monotonic() - begun
-            # A tick may have been long because the helper stood still or slurmctld did not answer: resting in
-            # proportion to that, the helper would be taken for dead.
-            rest_s = self._config.heartbeat_s / 4
-            nudge.wait(pause_s, took_s, self._is_interrupted, for_news=not failures, longest_rest_s=rest_s)
-            if self._reload or _stamp(self._config.source) != self._read_stamp:
-                self._on_new_config()
-        self._answer_holds({})
-        if not self._dry_run:
+        self._loop.open()
+        signal.set_wakeup_fd(self._loop.waker, warn_on_full_buffer=False)
+        log.info("start", pid=os.getpid(), backend=self._slurm.name, policy=self._helper.settings.policy,
+                 knowledge=self._knowledge.titles, dry_run=self._dry_run or None)  # fmt: skip
+        for first in (self._site, self._records, self._looks, self._upkeep, self._guard):
+            if not self._dry_run or first is self._looks:
+                first.want()
+        self._tick.want(0.1)  # after the records that wait
+        stop_by_s = float("inf")
+        try:
+            while not self._reopen and time.monotonic() < stop_by_s:
+                if self._stop:
+                    if not self._tick.running:
+                        break
+                    stop_by_s = min(stop_by_s, time.monotonic() + FINISH_S)
+                elif self._reload:
+                    self._reload = False
+                    self._settings.want()
+                self._loop.step()
+        finally:
+            signal.set_wakeup_fd(-1)
             self._say_goodbye()
+            self._loop.close()
+        if self._reopen:
+            return False
+        if self._lost:
+            raise GpushareError("the helper's lock is gone", "Another helper may have it: look for one.")
         log.info("stop", ticks=self._ticks)
         return True
 
-    def _is_interrupted(self) -> bool:
-        return self._stop or self._reload or self._nudged
+    # Events.
+
+    async def _one_tick(self, jobs: list[Job] | None = None, asked_s: float = 0.0) -> None:
+        """Tick due: look at the queue and act on it."""
+        if jobs is None:
+            jobs, asked_s = await self._read_queue()
+        self._learn()
+        report = await self._helper.look(jobs, asked_s)
+        report.calls += 1
+        self._report = report
+        self._ticks += 1
+        self._unreported += Counter(ticks=1, tick_ms=round(1000 * report.total_s))
+        self._tell(report)
+        if not self._dry_run:
+            self._publishing.want()
+            if self._beat_is_due:
+                self._beat_task.want()
+            if self._helper.orders:
+                self._orders.want()
+            if self._answerer is not None:
+                self._beats.want()
+
+    async def _read_queue(self) -> tuple[list[Job], float]:
+        asked_s = time.monotonic()
+        jobs = await Work(self._slurm.jobs)
+        if not self._dry_run:
+            self._tags.take(jobs)
+            await self._claim(jobs)
+        self._compare_releases(str(await Work(lambda: self._slurm.release)))
+        return jobs, asked_s
+
+    async def _claim(self, jobs: list[Job]) -> None:
+        """A token belongs to whoever submitted with it first, not to whose job ends first."""
+        tagged = [job for job in jobs if job.tag and job.tag.token and job.tag.token not in self._claimed]
+        claims = {job.tag.token: job.uid for job in sorted(tagged, key=_latest_first) if job.tag and job.tag.token}
+        if claims:
+            await Work(self._store.workloads.claim, claims)
+        self._claimed = {job.tag.token for job in jobs if job.tag and job.tag.token}
+
+    async def _take_records(self) -> None:
+        """Record came: take it in. The next tick learns from it."""
+        summary = await Work(self._ingest.run, time.time())
+        if any(summary.counts.values()):
+            self._changed = self._to_learn = True
+
+    def _learn(self) -> None:
+        """Bring what is known up to date: never while an answer is worked out by it."""
+        if self._to_learn and not self._answers.running:
+            with self.faults.contained("learn", StoreReplaced):
+                self._knowledge.catch_up()
+                self._to_learn = False
+
+    async def _answer(self) -> None:
+        """Jobs ended: somebody gets their cards."""
+        if self._answerer is not None:
+            await self._answerer.answer_all()
+
+    async def _take_settings(self) -> None:
+        """Settings changed: they count once all that is made from them has been made; nothing else changes."""
+        source = self._config.source
+        self._read_stamp = await Work(_stamp, source)  # first: a change while we read is read again
+        try:
+            config = await Work(load_config, source)
+            built = await Work(self._build, config)
+        except ConfigError as error:
+            log.warning("reload", error=str(error), kept="the settings in force")
+            return
+        if config.store_url != self._config.store_url:
+            log.warning("reload", error="StoreUrl changed: restart the helper")
+        self._take(config, *built)
+        self._changed = True
+        await Work(remember, config)
+        self._take_bases()
+        self._publisher.publish_now()
+        self._site.want()
+        self._tick.want()
+        log.info("reload", policy=self._helper.settings.policy)
+
+    async def _look_for_news(self) -> None:
+        """Something that costs no request says that a record or a job has come."""
+        paths = (self._config.spool_dir / INCOMING, Path(self._slurm_conf.get("StateSaveLocation", os.devnull)))
+        news = await Work(_changed_at, (paths[0], paths[1] / "job_state"))
+        before, self._news = self._news or news, news
+        if news[0] != before[0] and not self._dry_run:
+            self._records.want(LEAST_S)
+        if news != before:
+            self._tick.want(0.0 if self._tick.running else self._rest_s[1])
+        if await Work(_stamp, self._config.source) != self._read_stamp:
+            self._settings.want()
+
+    # What Slurm is set up for.
+
+    async def _look_at_site(self) -> None:
+        self._slurm_conf = await Work(self._slurm.config)
+        release = await Work(lambda: self._slurm.release)
+        if self._ticks == 0:
+            _check_user(slurm_user(self._slurm_conf))
+            log.info("slurm", release=release)
+        self._apply_slurm_conf()
+        if self._loop.is_open:
+            await self._answer_holds()
+
+    def _apply_slurm_conf(self) -> None:
+        """What of our settings this Slurm is set up for; the rest is done without."""
+        slurm_conf = self._slurm_conf
+        if not slurm_conf:
+            return
+        missing = missing_for_gangs(slurm_conf)
+        possible = not missing and self._slurm.release.keeps_whole_gpus_apart
+        self._hook_file.gangs = self._config.share_gangs and possible
+        if self._config.share_gangs and not possible:
+            why = f"SelectTypeParameters lacks {', '.join(missing)}" if missing else f"Slurm {self._slurm.release}"
+            log.warning("gangs", error=f"{why}: jobs that want a whole node run as written")
+
+    def _compare_releases(self, running: str) -> None:
+        """Tell the hook where configure knew another Slurm than the one that runs."""
+        stale = is_stale(self._config.slurm_version, self._slurm.release)
+        if stale == self._hook_file.stale:
+            return
+        self._hook_file.stale = stale
+        self._changed = True
+        if stale:
+            log.warning("slurm-version", configured=self._config.slurm_version, running=running,
+                        hint="No job is converted until 'gpushare configure --write' has run again.")  # fmt: skip
+
+    async def _answer_holds(self) -> None:
+        """Answer the nodes' holds where there are any, and where it was said so by the settings in force."""
+        config = self._config
+        wanted = bool(config.epilog_hold_s) and not self._dry_run and not self._helper.places_nobody
+        if wanted and completing_stops_everybody(self._slurm_conf):
+            wanted = False
+            log.warning("hold", error="CompleteWait without reduce_completing_frag: no hold",
+                        hint="A job in its epilog would keep all other jobs waiting too.")  # fmt: skip
+        places = (config.spool_dir, config.state_dir) if wanted else None
+        before = self._answerer
+        if before is not None and before.places != places:
+            self._answerer = None
+            self._loop.forget(before.pipe.handle)
+            before.pipe.close()
+            await Work(before.say_goodbye)
+        if places is not None and self._answerer is None:
+            self._answerer = await Work(Answerer, self._helper, self._slurm, config)
+            self._loop.listen(self._answerer.pipe.handle, self._on_ended)
+            self._beats.want()
+
+    async def _tell_nodes(self) -> None:
+        """Who must stand still: an order that is not renewed lapses."""
+        await Work(tell_nodes, self._config.spool_dir, self._helper.orders)
+
+    async def _show_board(self) -> None:
+        if self._answerer is not None:
+            await self._answerer.publish()
+
+    async def _look_at_lock(self) -> None:
+        if self._lock is not None and not await Work(self._lock.is_held):
+            self._lost = self._stop = True
+
+    # What others are told.
+
+    async def _beat(self) -> None:
+        """Tell the hook that we are alive, and what is new; only after a tick that worked."""
+        now_s, changed = time.time(), self._changed
+        counts, self._unreported, self._changed = self._unreported, Counter(), False
+        counts.update(self._helper.state.contest.drain())
+        counts.update({f"{ERRORS}{kind}": count for kind, count in self.faults.counts.items()})
+        self.faults.counts.clear()
+        written = False
+        try:
+            await Work(self._write_beat, now_s, dict(counts))
+            written = True
+        finally:
+            if not written:  # told with the next one
+                self._unreported.update(counts)
+                self._changed = self._changed or changed
+        self._beaten_s = now_s
+
+    @property
+    def _beat_is_due(self) -> bool:
+        age_s = time.time() - self._beaten_s
+        return self._changed or not 0.0 <= age_s < min(10.0, self._config.heartbeat_s / 4)
+
+    def _write_beat(self, now_s: float, counts: Mapping[str, int]) -> None:
+        self._store.live.beat("helper", now_s)
+        # The first time all of it: what the file follows may have been another store until now.
+        self._hook_file.sync(self._store, now_s, anew=not self._beaten_s)
+        self._store.counters.add(counts)
+
+    async def _publish(self) -> None:
+        if self._report is not None:
+            await Work(self._publisher.publish, self._report, time.time(), self._config, self._knowledge.titles)
+
+    async def _look_after_store(self) -> None:
+        """What is old is forgotten, and damage looked for; at a lower priority."""
+        await Work(self._housekeeping.look_after, self._config.keep_days, time.time())
+
+    def _tell(self, report: TickReport) -> None:
+        if report.outcomes or self._ticks % 60 == 1:
+            log.info(
+                "tick", jobs=report.jobs, pending=report.pending, pairs=report.pairs, calls=report.calls,
+                plan_ms=1000 * report.plan_s, ms=1000 * report.total_s, **report.outcomes,
+            )  # fmt: skip
 
     def _say_goodbye(self) -> None:
-        """So that the hook gives no lease that nobody would end, and nodes keep nobody standing still."""
-        self._helper.let_all_go()
-        try:
-            self._hook_file.beat(0)
-        except GpushareError as error:
-            log.warning("stop", error=str(error))
+        """So that the hook gives no lease that nobody would end, and no node keeps a card or a job for nobody."""
+        if not self._dry_run:
+            with_patience(Work(self._helper.let_all_go), LAST_WORDS_S)
+        if self._answerer is not None:
+            with_patience(Work(self._answerer.say_goodbye), LAST_WORDS_S)
+            self._answerer.pipe.close()
+        if not self._dry_run and not self._reopen:
+            with_patience(Work(self._hook_file.beat, 0), LAST_WORDS_S)
+
+    # Faults and signals.
+
+    def _on_fault(self, error: Exception) -> None:
+        if isinstance(error, StoreReplaced) and not self._reopen:
+            self._reopen = self._has_store_again()
 
     def _has_store_again(self) -> bool:
         """Whether there is a store to go on with; one that was deleted is written anew from what is still open."""
@@ -177,67 +430,18 @@ class Daemon:
             return False
         return True
 
-    def _check_slurm(self, slurm_conf: Mapping[str, str]) -> None:
-        """What of our settings this Slurm is set up for; the rest is done without."""
-        missing = missing_for_gangs(slurm_conf)
-        possible = not missing and self._slurm.release.keeps_whole_gpus_apart
-        self._hook_file.gangs = self._config.share_gangs and possible
-        if self._config.share_gangs and not possible:
-            why = f"SelectTypeParameters lacks {', '.join(missing)}" if missing else f"Slurm {self._slurm.release}"
-            log.warning("gangs", error=f"{why}: jobs that want a whole node run as written")
+    def _take_bases(self) -> None:
+        """Start from the knowledge bases in force now."""
+        with self.faults.contained("knowledge", StoreReplaced):
+            if self._knowledge.take_bases():
+                self._helper.partners = self._knowledge.learners[0].partners
+                self._helper.configure(self._config)
+                log.info("reload", knowledge=self._knowledge.titles)
 
-    def _slurm_was_replaced(self) -> bool:
-        """Tells the hook where configure knew another Slurm than the one that runs. Whether that is news."""
-        stale = is_stale(self._config.slurm_version, self._slurm.release)
-        if stale == self._hook_file.stale:
-            return False
-        self._hook_file.stale = stale
-        if stale:
-            log.warning("slurm-version", configured=self._config.slurm_version, running=self._slurm.release,
-                        hint="No job is converted until 'gpushare configure --write' has run again.")  # fmt: skip
-        return True
-
-    def _answer_holds(self, slurm_conf: Mapping[str, str]) -> None:
-        """Start to answer the nodes' holds, where there are any; without Slurm's configuration only stop it."""
+    def _on_ended(self) -> None:
         if self._answerer is not None:
-            self._answerer.stop()
-            self._answerer = None
-        if self._dry_run or not slurm_conf or not self._config.epilog_hold_s or self._helper.places_nobody:
-            return
-        if completing_stops_everybody(slurm_conf):
-            log.warning("hold", error="CompleteWait without reduce_completing_frag: no hold",
-                        hint="A job in its epilog would keep all other jobs waiting too.")  # fmt: skip
-            return
-        try:
-            self._answerer = Answerer(self._helper, self._slurm)
-            self._answerer.start()
-        except GpushareError as error:
-            log.warning("hold", error=str(error))
-
-    def _claim(self, jobs: list[Job]) -> None:
-        """A token belongs to whoever submitted with it first, not to whose job ends first."""
-        tagged = [job for job in jobs if job.tag and job.tag.token and job.tag.token not in self._claimed]
-        self._store.workloads.claim(
-            {job.tag.token: job.uid for job in sorted(tagged, key=_latest_first) if job.tag and job.tag.token}
-        )
-        self._claimed = {job.tag.token for job in jobs if job.tag and job.tag.token}
-
-    def _beat(self, now_s: float, changed: bool) -> None:
-        """Tell the hook that we are alive, and what is new; only after a tick that worked."""
-        if changed or now_s - self._beaten_s >= min(10.0, self._config.heartbeat_s / 4) or now_s < self._beaten_s:
-            self._store.live.beat("helper", now_s)
-            # The first time all of it: what the file follows may have been another store until now.
-            self._hook_file.sync(self._store, now_s, anew=not self._beaten_s)
-            self._store.counters.add(self._unreported | self._helper.state.contest.drain())
-            self._unreported = dict.fromkeys(self._unreported, 0)
-            self._beaten_s = now_s
-
-    def _tell(self, report: TickReport) -> None:
-        if report.outcomes or self._ticks % 60 == 1:
-            log.info(
-                "tick", jobs=report.jobs, pending=report.pending, pairs=report.pairs, calls=report.calls,
-                plan_ms=1000 * report.plan_s, ms=1000 * report.total_s, **report.outcomes,
-            )  # fmt: skip
+            self._answerer.hear()
+            self._answers.want()
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop = True
@@ -246,37 +450,7 @@ class Daemon:
         self._reload = True
 
     def _on_nudge(self, number: int, frame: FrameType | None) -> None:
-        self._nudged = True
-
-    def _on_new_config(self) -> None:
-        self._reload = False
-        self._read_stamp = _stamp(self._config.source)  # first: a change while we read is read again
-        try:
-            config = load_config(self._config.source)
-        except ConfigError as error:
-            log.warning("reload", error=str(error), kept="the settings in force")
-            return
-        if config.store_url != self._config.store_url:
-            log.warning("reload", error="StoreUrl changed: restart the helper")
-        remember(config)
-        self._configure(config)
-        self._take_bases()
-        self._helper.configure(config)
-        slurm_conf = self._slurm.config()
-        self._check_slurm(slurm_conf)
-        self._answer_holds(slurm_conf)
-        self._publisher.publish_now()
-        log.info("reload", policy=self._helper.settings.policy)
-
-    def _take_bases(self) -> None:
-        """Start from the knowledge bases in force now; a node that asks meanwhile waits."""
-        try:
-            with self._helper.lock:
-                if self._knowledge.take_bases():
-                    self._helper.partners = self._knowledge.learners[0].partners
-                    log.info("reload", knowledge=self._knowledge.titles)
-        except GpushareError as error:
-            log.warning("reload", error=str(error), kept="the knowledge base in force")
+        self._tick.want(urgent=True)
 
 
 def collect_seldom() -> None:
@@ -299,6 +473,17 @@ def _stamp(path: Path | None) -> list[tuple[int, int, int] | None]:
     return found
 
 
+def _changed_at(paths: tuple[Path, ...]) -> tuple[int, ...]:
+    """The files' times; 0 for one that is not there or not ours to see."""
+    times = []
+    for path in paths:
+        try:
+            times.append(path.stat().st_mtime_ns)
+        except OSError:
+            times.append(0)
+    return tuple(times)
+
+
 def _latest_first(job: Job) -> tuple[int, int]:
     return -job.submit_s, -job.raw_id
 
@@ -311,19 +496,30 @@ def _check_user(wanted: SlurmUser) -> None:
 def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy: str | None) -> TickReport | None:
     """Run the helper: one tick, or until it is told to stop. A dry run changes nothing and may run beside it."""
     with ExitStack() as stack:
-        if not dry_run:
-            stack.enter_context(Lock(config.state_dir))
+        lock = None if dry_run else stack.enter_context(Lock(config.state_dir))
         collect_seldom()
-        told_to_stop = False
+        tries, at_start, told_to_stop = 0, True, False
         while not told_to_stop:
-            with Store(config.store_url) if dry_run else Store.create(config.store_url) as store:
+            try:
+                store = Store(config.store_url) if dry_run else Store.create(config.store_url)
+                daemon = Daemon(config, slurm, store, policy=policy, dry_run=dry_run)
+            except GpushareError as error:
+                if at_start:
+                    raise
+                log.warning("store", error=str(error))
+                time.sleep(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**tries))
+                tries += 1
+                continue
+            tries, at_start = 0, False
+            if not dry_run:
+                remember(config)
+            with store:
                 if store.is_new:
                     made = "there was none: it is made anew, and every workload is measured again"
                     log.warning("store", path=store.database.where, message=made)
-                daemon = Daemon(config, slurm, store, policy=policy, dry_run=dry_run)
                 if once:
                     return daemon.once()
-                told_to_stop = daemon.run()
+                told_to_stop = daemon.run(lock)
                 config = daemon.config
         return None
 
@@ -359,6 +555,14 @@ class Lock:
         os.ftruncate(self._handle, 0)
         os.write(self._handle, f"{os.getpid()}\n".encode())
         return self
+
+    def is_held(self) -> bool:
+        """Whether the file that we have locked is still the one that others would lock."""
+        try:
+            ours, there = os.fstat(self._handle), self._path.stat()
+        except FileNotFoundError:
+            return False
+        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._handle)

@@ -6,11 +6,9 @@ and be lost with it; in the spool they are safe.
 
 from __future__ import annotations
 
-import threading
 import time
 
 from slurm_gpushare.helper import log
-from slurm_gpushare.helper.log import lower_priority
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError
 from slurm_gpushare.protocol.files import uid_of
 from slurm_gpushare.protocol.record import gpu_model
@@ -30,26 +28,23 @@ LOOK_SHARE = 1e-5
 
 
 class Housekeeping:
-    """One store's."""
+    """One store's: it runs in a worker, and remembers when it did what."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._forgot_at_s = float("-inf")
-        self._thread: threading.Thread | None = None
         self._look_at_s = 0.0
         """By the monotonic clock. At once after a start: the machine may have crashed."""
 
-    @property
-    def is_looking(self) -> bool:
-        """Whether the store is being read."""
-        return self._thread is not None and self._thread.is_alive()
+    def look_after(self, keep_days: int, now_s: float) -> None:
+        """Do what is due. Nothing is forgotten while all of it is read: that would wait for the reader."""
+        self.forget_old(keep_days, now_s)
+        self.look_for_damage()
 
     def forget_old(self, keep_days: int, now_s: float) -> None:
         """Once a day: what the store has kept for KeepDays. A failure costs nothing but room until tomorrow."""
         before_s = now_s - DAY_S * keep_days
         if now_s - self._forgot_at_s < DAY_S and now_s >= self._forgot_at_s:
-            return
-        if self.is_looking:  # the journal cannot be cut while somebody reads: the tick would wait for it
             return
         self._forgot_at_s = now_s
         try:
@@ -60,14 +55,9 @@ class Housekeeping:
             log.warning("prune", error=str(error))
 
     def look_for_damage(self) -> None:
-        """Begin to read all of the store, if it is time. Where it is damaged, ticks fail from the next one on."""
-        due = time.monotonic() >= self._look_at_s and not self.is_looking
-        if due and self._store.database.is_sqlite:  # a database server looks itself
-            self._thread = threading.Thread(target=self._look, name="look-for-damage", daemon=True)
-            self._thread.start()
-
-    def _look(self) -> None:
-        lower_priority()
+        """Read all of the store, if it is time. Where it is damaged, ticks fail from now on."""
+        if time.monotonic() < self._look_at_s or not self._store.database.is_sqlite:  # a server looks itself
+            return
         begun_s = time.monotonic()
         try:
             if found := damage(self._store.database):
@@ -82,20 +72,23 @@ class Housekeeping:
 # Ingest as the helper and ``gpushare db ingest`` run it: the store's, with tokens from Slurm's tags.
 
 
-def make_ingest(config: Config, store: Store, tags: JobTokens) -> Ingest:
-    """Takes records from the site's spool directory into `store`."""
+def make_ingest(config: Config, store: Store, tags: JobTokens, *, known_users_only: bool = False) -> Ingest:
+    """Takes records from the site's spool directory into `store`.
+
+    ConfigError for a user in NodeUsers whom this machine does not know. For a helper that starts, `known_users_only`
+    leaves such a name out and says so: then nobody's records but that user's are refused.
+    """
+    uids = {name: uid_of(name) for name in config.node_users}
+    if unknown := [name for name, uid in uids.items() if uid is None]:
+        error = ConfigError(f"NodeUsers: there is no user '{unknown[0]}'")
+        if not known_users_only:
+            raise error
+        log.warning("settings", error=str(error), message="left out")
     return Ingest(
         store,
         config.spool_dir,
         opener(config.munge_socket),
         tags.resolve,
-        node_uids=[_uid(name) for name in config.node_users],
+        node_uids=[uid for uid in uids.values() if uid is not None],
         gpu_models=[model for name in config.gpu_models if (model := gpu_model(name))],
     )
-
-
-def _uid(name: str) -> int:
-    uid = uid_of(name)
-    if uid is None:
-        raise ConfigError(f"NodeUsers: there is no user '{name}'")
-    return uid

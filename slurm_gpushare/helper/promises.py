@@ -10,8 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from slurm_gpushare.helper import explain, log
-from slurm_gpushare.helper.apply import Applied, Outcome, apply
-from slurm_gpushare.helper.changes import Change
+from slurm_gpushare.helper.changes import Applied, Change, Outcome, apply
 from slurm_gpushare.helper.pairs import Pair
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Decision

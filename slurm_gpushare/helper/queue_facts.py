@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from slurm_gpushare.helper.durations import UNKNOWN_SITE, UsualScatter, usual_scatter
+from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.occupancy import GpuAddress, token_of
 from slurm_gpushare.protocol.record import Record
 from slurm_gpushare.slurm.commands import Slurm
@@ -163,15 +164,30 @@ class SiteCache:
         self._slurm = slurm
         self._partitions: list[Partition] = []
         self._partitions_at_s = float("-inf")
-        self._reservations: list[Reservation] = []
+        self.reservations: list[Reservation] = []
         self._reservations_at_s = float("-inf")
-        self._asked_at_s = float("-inf")
 
-    def tiers(self, now_s: float) -> Mapping[str, int]:
+    async def refresh(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> None:
+        """Ask for what is old; at once for reservations when a node or a job is seen in an unknown one."""
+        if self._wants_reservations(nodes, jobs, now_s):
+            self.reservations = await Work(self._slurm.reservations)
+            self._reservations_at_s = now_s
+        elif now_s - self._partitions_at_s >= PARTITIONS_FOR_S:
+            self._partitions = await Work(self._slurm.partitions)
+            self._partitions_at_s = now_s
+
+    def _wants_reservations(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> bool:
+        known = {name for reservation in self.reservations for name in reservation.nodes}
+        names = {reservation.name for reservation in self.reservations}
+        unknown = any(node.reserved and node.name not in known for node in nodes) or any(
+            job.reservation and job.reservation not in names for job in jobs
+        )
+        age_s = now_s - self._reservations_at_s
+        return age_s >= RESERVATIONS_FOR_S or (unknown and age_s >= 5.0)
+
+    @property
+    def tiers(self) -> Mapping[str, int]:
         """Each partition's PriorityTier."""
-        if now_s - self._partitions_at_s >= PARTITIONS_FOR_S and self._asked_at_s != now_s:
-            self._partitions = self._slurm.partitions()
-            self._partitions_at_s = self._asked_at_s = now_s
         return {partition.name: int(partition.fields.get("PriorityTier", "1")) for partition in self._partitions}
 
     def longest_limit_s(self) -> dict[str, float]:
@@ -182,17 +198,3 @@ class SiteCache:
         """The longest time limit that these partitions allow, as far as they were asked yet."""
         limits = [partition.max_time_s for partition in self._partitions if partition.name in partitions]
         return min((float(limit) for limit in limits if limit is not None), default=float("inf"))
-
-    def reservations(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> list[Reservation]:
-        """The reservations; asked for once a minute, and at once when a node or a job is seen in an unknown one."""
-        known = {name for reservation in self._reservations for name in reservation.nodes}
-        names = {reservation.name for reservation in self._reservations}
-        unknown = any(node.reserved and node.name not in known for node in nodes) or any(
-            job.reservation and job.reservation not in names for job in jobs
-        )
-        old = now_s - self._reservations_at_s >= RESERVATIONS_FOR_S
-        recent = now_s - self._reservations_at_s < 5.0
-        if (old or (unknown and not recent)) and self._asked_at_s != now_s:
-            self._reservations = self._slurm.reservations()
-            self._reservations_at_s = self._asked_at_s = now_s
-        return self._reservations

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from slurm_gpushare.helper.changes import one_card
 from slurm_gpushare.helper.explain import SHADOW, shadowed
 from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.occupancy import token_of
 from slurm_gpushare.helper.snapshot import Occupant, Placement, Snapshot
-from slurm_gpushare.helper.tagging import one_card
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_gpushare.helper.apply import Placements
-from slurm_gpushare.helper.changer import Changer
-from slurm_gpushare.helper.comments import Comments
+from slurm_gpushare.helper.act import Changer, Comments
 from slurm_gpushare.helper.durations import RecentDurations
-from slurm_gpushare.helper.hold import Contest
+from slurm_gpushare.helper.loop import Faults
 from slurm_gpushare.helper.observe import LostShards
 from slurm_gpushare.helper.pairs import Ledger, SpanKeeper
+from slurm_gpushare.helper.placements import Contest, Placements, RecentView
 from slurm_gpushare.helper.profile_check import ProfileWatch
 from slurm_gpushare.helper.queue_facts import SiteCache, StoreReader
 from slurm_gpushare.helper.shadow_policy import ShadowRecord
@@ -22,6 +21,7 @@ from slurm_gpushare.helper.watch import Watch
 from slurm_gpushare.helper.why_left import WaitReasons
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 
 
@@ -42,9 +42,12 @@ class State:
         self.watch = Watch(store, slurm, self.pairs)
         self.conduct = ProfileWatch(store)
         # Jobs on their way to a card.
-        self.changer = Changer(slurm, dry_run=dry_run)
+        self.recent = RecentView()
+        self.changer = Changer(slurm, self.recent, dry_run=dry_run)
         self.placements = Placements()
         self.contest = Contest()
+        self.answering: set[str] = set()
+        """Nodes that are being answered: a tick leaves their cards alone."""
         self.somebody_waits = False
         """Whether a job waits that could be given a card."""
         # Who was told what.
@@ -53,7 +56,10 @@ class State:
         self.shadow = ShadowRecord(store)
         self.told: dict[str, str] = {}
         """The reason that each waiting job was last told, by key."""
+        self.requeues: dict[int, tuple[Job, Job, str]] = {}
+        """Jobs that are to be put back into the queue, each with its neighbour and why, by SLURM_JOB_ID."""
         self.decisions: list[Decision] = []
         """Those that the store does not have yet."""
+        self.faults = Faults()
         self.recalled = False
         """Whether what an earlier helper knew has been read from the store."""

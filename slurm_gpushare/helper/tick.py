@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm_gpushare.helper import explain, log
-from slurm_gpushare.helper.apply import Outcome
-from slurm_gpushare.helper.changer import TickFacts
-from slurm_gpushare.helper.changes import Change, ends_soon, extension, most_lost_s, place, restore, stopped_s, touched
+from slurm_gpushare.helper.changes import (
+    Change,
+    Outcome,
+    ends_soon,
+    extension,
+    most_lost_s,
+    place,
+    restore,
+    stopped_s,
+    touched,
+)
+from slurm_gpushare.helper.loop import Work, at_once
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.helper.pairs import PairChanges, pairs_now, past_spans
+from slurm_gpushare.helper.placements import TickFacts
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.promises import let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
@@ -22,13 +32,17 @@ from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
 from slurm_gpushare.helper.state import State
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
-from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
+from slurm_gpushare.protocol.stop_orders import StopOrder
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.store import Store
+from slurm_gpushare.slurm.runner import ControllerDown, SlurmMissing
+from slurm_gpushare.store import Store, StoreError
+
+NOBODY_ANSWERS = (ControllerDown, SlurmMissing, StoreError)
+"""Slurm or the store is away: the rest of a look would only wait for it again."""
 
 
 @dataclass(slots=True)
@@ -72,7 +86,9 @@ class Helper:
         """For each cluster the one beside it under the policy `paper`; `configure` puts it in force."""
         self.state = State(slurm, store, dry_run=dry_run, stopwatch=time.monotonic if clock is time.time else None)
         self._changer = self.state.changer
-        self.lock, self.recent = self._changer.lock, self._changer.recent
+        self.recent, self.faults = self.state.recent, self.state.faults
+        self.orders: Mapping[str, StopOrder] = {}
+        """What each node is to be told now of who must stand still."""
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -91,27 +107,41 @@ class Helper:
         return bool(node.gpus) and bool(set(node.partitions) & set(self.config.partitions))
 
     def tick(self, jobs: list[Job] | None = None, asked_s: float | None = None) -> TickReport:
-        """Look once and act on it. `jobs` may be given if the queue was just read, at `asked_s` (monotonic clock)."""
+        """`look` from end to end, with nothing beside it, and the nodes are told."""
+        report = at_once(self.look(jobs, asked_s))
+        tell_nodes(self.config.spool_dir, self.orders)
+        return report
+
+    async def look(self, jobs: list[Job] | None = None, asked_s: float | None = None) -> TickReport:
+        """Look once and act on it. `jobs` may be given if the queue was just read, at `asked_s` (monotonic clock).
+
+        A fault in placing keeps no promise from being kept, nor one in a comment jobs from being placed.
+        """
         begun, now_s, report = time.monotonic(), self._clock(), TickReport()
         self._changer.asked_s = begun if asked_s is None else asked_s
         calls = self._slurm.calls
-        view = self._look(now_s, jobs)
+        view = report.view = await self._observe(now_s, jobs)
         report.jobs = len(view.jobs)
         report.pending = len(view.snapshot.pending)
-        self._follow_pairs(view, report)
-        self._follow_comments(view, report)
-        self._take_back(view, report)
-        planned = time.monotonic()
-        decided = plan(view.snapshot, self.knowledge, self.settings.for_plan)
-        report.plan_s = time.monotonic() - planned
-        placed = self._place_all(decided, view, report)
-        self.state.somebody_waits = not self.places_nobody and any(
-            job.workload.token is not None and job.key not in placed for job in view.snapshot.pending
-        )
-        report.view = view
-        report.reasons = self.state.reasons.update(view.snapshot, self.knowledge, self.settings, decided)
-        self._end_leases(view, placed, report)
-        self._keep_decisions()
+        contained, placed = self.faults.contained, set[str]()
+        with contained("promises", *NOBODY_ANSWERS):
+            await self._follow_pairs(view, report)
+        with contained("comments", *NOBODY_ANSWERS):
+            await self._follow_comments(view, report)
+        with contained("take-back", *NOBODY_ANSWERS):
+            await self._take_back(view, report)
+        with contained("place", *NOBODY_ANSWERS):
+            planned = time.monotonic()
+            decided = await Work(plan, view.snapshot, self.knowledge, self.settings.for_plan)
+            report.plan_s = time.monotonic() - planned
+            placed = await self._place_all(decided, view, report)
+            self.state.somebody_waits = not self.places_nobody and any(
+                job.workload.token is not None and job.key not in placed for job in view.snapshot.pending
+            )
+            report.reasons = self.state.reasons.update(view.snapshot, self.knowledge, self.settings, decided)
+        with contained("wait", *NOBODY_ANSWERS):
+            await self._end_leases(view, placed, report)
+        await self._keep_decisions()
         report.calls = self._slurm.calls - calls
         report.total_s = time.monotonic() - begun
         return report
@@ -121,7 +151,7 @@ class Helper:
         """Whether no job is given a card under the policy in force."""
         return self.settings.policy in PLACES_NOBODY
 
-    def _place_all(self, decided: Plan, view: View, report: TickReport) -> set[str]:
+    async def _place_all(self, decided: Plan, view: View, report: TickReport) -> set[str]:
         """Send jobs where the plan wants them, or only record it; the keys of those that go."""
         if self.settings.policy == "shadow":
             new = self.state.shadow.first_time(decided.placements, view)
@@ -129,42 +159,41 @@ class Helper:
             if new:
                 report.outcomes["shadow"] = len(new)
             return set()
-        self._changer.read_again(item.key for item in decided.placements)
+        await self._changer.read_again(item.key for item in decided.placements)
         done = (Outcome.DONE, Outcome.DRY)
-        return {item.key for item in decided.placements if self.place(item, view, report.outcomes) in done}
+        return {item.key for item in decided.placements if await self.place(item, view, report.outcomes) in done}
 
-    def _look(self, now_s: float, jobs: list[Job] | None) -> View:
-        jobs = self._slurm.jobs() if jobs is None else jobs
+    async def _observe(self, now_s: float, jobs: list[Job] | None) -> View:
+        jobs = await Work(self._slurm.jobs) if jobs is None else jobs
         in_shadow = self.settings.policy == "shadow"
         jobs = [as_if_shareable(job, self.config.shards_per_gpu) for job in jobs] if in_shadow else jobs
-        nodes = self._slurm.nodes()
+        nodes = await Work(self._slurm.nodes)
         self.state.lost_shards.look((node for node in nodes if self.shares(node)), self.config.shards_per_gpu)
         if not self.state.recalled:
-            spans = past_spans(self._store, self._slurm, jobs, now_s, self.dry_run)
+            spans = await Work(past_spans, self._store, self._slurm, jobs, now_s, self.dry_run)
             self.state.pairs.recall(spans, now_s, {job.raw_id: job.paused_s(now_s) for job in jobs if job.running})
             self.state.recalled = True
         avoid = self.state.placements.avoid([node.name for node in nodes], now_s)
         facts = self.state.store_facts.read(jobs, self.state.pairs.sharing(), avoid, now_s, self.config.gpu_models)
-        reservations = self.state.site.reservations(nodes, jobs, now_s)
-        tiers = self.state.site.tiers(now_s)
+        await self.state.site.refresh(nodes, jobs, now_s)
+        reservations, tiers = self.state.site.reservations, self.state.site.tiers
         seen = TickFacts(reservations, replace(facts, longest_limit_s=self.state.site.longest_limit_s()), tiers)
-        view = observe(jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
+        view = await Work(observe, jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
         mean_s = self.state.durations.mean_s(view.snapshot)
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
         view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s))
-        with self.lock:
-            self.recent.take(view, seen, self._changer.asked_s)
-            self.state.contest.settle(view.jobs, view.cards, self._changer.asked_s)
+        self.recent.take(view, seen, self._changer.asked_s)
+        self.state.contest.settle(view.jobs, view.cards, self._changer.asked_s)
         return view
 
-    def _follow_comments(self, view: View, report: TickReport) -> None:
+    async def _follow_comments(self, view: View, report: TickReport) -> None:
         if not self.places_nobody:
-            for decision in self.state.comments.follow(view, self.config, report.outcomes):
+            async for decision in self.state.comments.follow(view, self.config, report.outcomes):
                 self.state.decisions.append(decision)  # one by one: Slurm may fail before the next
-        for decision in self.state.comments.let_go(view, report.outcomes):
+        async for decision in self.state.comments.let_go(view, report.outcomes):
             self.state.decisions.append(decision)
 
-    def _follow_pairs(self, view: View, report: TickReport) -> None:
+    async def _follow_pairs(self, view: View, report: TickReport) -> None:
         current = pairs_now(view.cards, self.knowledge, view.now_s, self.state.pairs.pairs, view.gpu_models)
         changes = self.state.pairs.follow(current, (job for job in view.jobs.values() if job.running), view.now_s)
         report.pairs = len(changes.now)
@@ -177,49 +206,53 @@ class Helper:
         headroom_pct = self.config.memory_headroom_pct
         state.decisions += state.conduct.look(jobs, records, changes.now, view.now_s, headroom_pct)
         state.decisions += state.conduct.ended(view.now_s, headroom_pct)
-        self._keep_promises(changes, view, report)
+        await self._keep_promises(changes, view, report)
         if self.config.extend_time_limit:
-            self._extend(view, report)
+            await self._extend(view, report)
 
-    def _keep_promises(self, changes: PairChanges, view: View, report: TickReport) -> None:
+    async def _keep_promises(self, changes: PairChanges, view: View, report: TickReport) -> None:
         """Watch the pairs, and see to it that who must stand still does, and who need not any more goes on."""
         state, pauses, now_s = self.state, self.state.watch.pauses, view.now_s
         running = {job.raw_id: job for job in view.jobs.values() if job.running}
         pauses.take(state.store_facts.records, running)
         if not pauses.started:
             marked = [job for job in running.values() if job.paused]
-            let_go_in_slurm(self._slurm, marked)
+            await Work(let_go_in_slurm, self._slurm, marked)
             pauses.start({node for job in marked for node in job.nodes})
         todo = state.watch.look(changes, view, self.config)
         state.decisions += todo.decisions
-        self._changer.read_again(mark.job.key for mark in todo.marks)
+        await self._changer.read_again(mark.job.key for mark in todo.marks)
         for mark in todo.marks:
-            if (
-                self._changer.apply(mark.job, mark.change, mark.event, report.outcomes, why=mark.why).outcome
-                is Outcome.DONE
-            ):
+            applied = await self._changer.apply(mark.job, mark.change, mark.event, report.outcomes, why=mark.why)
+            if applied.outcome is Outcome.DONE:
                 state.decisions.append(mark.decision)
                 if mark.event == "pause":
                     pauses.begin(mark.job, now_s)
-        tell_nodes(self.config.spool_dir, pauses.orders(now_s))
-        for job, other, why in todo.requeues:
-            try:
-                self._slurm.requeue(job.key)
-            except SlurmError as error:
-                log.warning("requeue", job=job.key, message=error.what)
-                continue
-            log.info("requeue", job=job.key, why=why)
-            state.decisions.append(explain.noted(job, "requeued", now_s, other, why=why))
+        self.orders = pauses.orders(now_s)
+        await self._requeue(todo.requeues, running, now_s)
 
-    def _extend(self, view: View, report: TickReport) -> None:
+    async def _requeue(self, new: Iterable[tuple[Job, Job, str]], running: Mapping[int, Job], now_s: float) -> None:
+        """Put jobs back into the queue; what Slurm refuses is tried again for as long as the job runs."""
+        waiting = self.state.requeues
+        waiting.update((job.raw_id, (job, other, why)) for job, other, why in new)
+        for raw_id in waiting.keys() - running.keys():
+            del waiting[raw_id]
+        for raw_id, (job, other, why) in list(waiting.items()):
+            with self.faults.contained("requeue", *NOBODY_ANSWERS):
+                await Work(self._slurm.requeue, job.key)
+                del waiting[raw_id]
+                log.info("requeue", job=job.key, why=why)
+                self.state.decisions.append(explain.noted(job, "requeued", now_s, other, why=why))
+
+    async def _extend(self, view: View, report: TickReport) -> None:
         """Give jobs the time back that neighbours, also those that have left, and pauses by a signal cost them."""
         costs = self.state.pairs.sharing()
         shared = [job for job in view.jobs.values() if job.running and job.raw_id in costs] if costs else []
         found = ((job, self._extension(job, costs[job.raw_id], view)) for job in shared)
         changes = [(job, change) for job, change in found if change is not None]
-        self._changer.read_again(job.key for job, _ in changes)
+        await self._changer.read_again(job.key for job, _ in changes)
         for job, change in changes:
-            if self._changer.apply(job, change, "extend", report.outcomes).outcome is Outcome.DONE:
+            if (await self._changer.apply(job, change, "extend", report.outcomes)).outcome is Outcome.DONE:
                 self.state.decisions.append(
                     explain.noted(job, "extended", view.now_s, limit=change.fields["TimeLimit"])
                 )
@@ -232,18 +265,18 @@ class Helper:
             lost_s += min(cost.lost_s, most_lost_s(job, site_pct))
         return extension(job, lost_s, self.state.site.most_s(job.partitions), view.free_until_s(job))
 
-    def _take_back(self, view: View, report: TickReport) -> None:
+    async def _take_back(self, view: View, report: TickReport) -> None:
         bound_s = float(self.config.lease_s)
         for job, why in self.state.placements.overdue(view.jobs.values(), view.nodes, view.now_s, bound_s):
             change = restore(job, self._slurm.release, view.now_s)
             self.state.placements.failed(job, view.nodes, view.now_s)
             if change is None:
                 continue
-            if self._changer.apply(job, change, "take-back", report.outcomes, why=why).outcome is Outcome.DONE:
+            if (await self._changer.apply(job, change, "take-back", report.outcomes, why=why)).outcome is Outcome.DONE:
                 card = parse_card(job.tag.placed if job.tag else None)
                 self.state.decisions.append(explain.taken_back(job, card, why, view.now_s))
 
-    def place(
+    async def place(
         self, placement: Placement, view: View, outcomes: Counter[str], answer: dict[str, Job] | None = None
     ) -> Outcome | None:
         """Send a job to its card; None if this Slurm cannot change its request so. `answer` is as for `Changer`."""
@@ -259,10 +292,11 @@ class Helper:
             outcomes["unchangeable"] += 1
             return None
         cards = {GpuAddress(node.name, index) for index in placement.place.cards}
-        if answer is None and cards & self.recent.overtaken(self._changer.asked_s)[1]:
+        overtaken = node.name in self.state.answering or cards & self.recent.overtaken(self._changer.asked_s)[1]
+        if answer is None and overtaken:
             outcomes["place:overtaken"] += 1
             return Outcome.MOVED_ON
-        applied = self._changer.apply(
+        applied = await self._changer.apply(
             job, change, "place", outcomes, answer, gpu=card, how=placement.how, beside=placement.partner_key,
             isd_pct=placement.reasons.guest_isd_pct, resident_isd_pct=placement.reasons.resident_isd_pct,
         )  # fmt: skip
@@ -272,7 +306,7 @@ class Helper:
             self.state.decisions.append(explain.placed(job, placement, partner, self.settings.policy, view.now_s))
         return applied.outcome
 
-    def _end_leases(self, view: View, placed: set[str], report: TickReport) -> None:
+    async def _end_leases(self, view: View, placed: set[str], report: TickReport) -> None:
         """Jobs without a place become visible to Slurm now, as they were asked for."""
         leased = (
             (job, restore(job, self._slurm.release, view.now_s))
@@ -285,19 +319,17 @@ class Helper:
             and not job.dependency
         )
         changes = ((job, change) for job, change in leased if change is not None)
-        for job, change in self._changer.in_time(changes, "wait"):
+        async for job, change in self._changer.in_time(changes, "wait"):
             reason = report.reasons.get(job.key)
-            self._changer.apply(job, change, "wait", report.outcomes, why=sentence(reason) if reason else None)
+            await self._changer.apply(job, change, "wait", report.outcomes, why=sentence(reason) if reason else None)
         self._note_waits(view, report)
 
-    def _keep_decisions(self) -> None:
+    async def _keep_decisions(self) -> None:
         """Put them into the store. Where that fails they are kept for the next tick: what was done stays done."""
-        with self.lock:
-            decisions = list(self.state.decisions)
+        decisions = list(self.state.decisions)
         if not self.dry_run:
-            self._store.decisions.add(decisions)
-        with self.lock:
-            del self.state.decisions[: len(decisions)]
+            await Work(self._store.decisions.add, decisions)
+        del self.state.decisions[: len(decisions)]
 
     def _note_waits(self, view: View, report: TickReport) -> None:
         """Record why jobs wait, once for each reason: its numbers change from tick to tick."""

@@ -112,6 +112,8 @@ class Decision:
 
 OPTED_OUT = "opted-out"
 """The kind of decision that is the owner's: the job was taken out of sharing."""
+ERRORS = "errors_"
+"""Begins the names of counters of what went wrong in the helper, by kind."""
 
 
 def sides_by_job(spans: Iterable[Span]) -> dict[int, SpanSide]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX
-from slurm_gpushare.protocol.history import Decision, Span
+from slurm_gpushare.protocol.history import ERRORS, Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.report.job_figures import Distribution, gpu_s, lasted_s, saved_s, spread
 from slurm_gpushare.report.job_text import KINDS
@@ -157,6 +157,9 @@ def _counted(counters: Counter[str]) -> Iterator[str]:
     yield from _counter("strikes", text, counters[STRIKES])
     text = "Jobs that the helper saw slowed past their promise while they ran, as the audit trail has them."
     yield from _counter("promises_broken", text, counters[BROKEN_PROMISES])
+    failed = {name.removeprefix(ERRORS): count for name, count in counters.items() if name.startswith(ERRORS)}
+    text = "What went wrong in the helper and was tried again, by what it was about to do; its log says where."
+    yield from _family("errors_total", "counter", text, _labelled("kind", {"tick": 0} | failed))
     yield from _counter("helper_ticks", "Ticks of the helper.", counters["ticks"])
     yield from _counter("helper_tick_seconds", "Time spent in ticks.", counters["tick_ms"] / 1000.0)
 

@@ -15,7 +15,7 @@ from hook_testbed import USER, home_of
 from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, tick
 from telemetry_bed import endless, until, workload
 
-from slurm_gpushare.helper.changer import MANY
+from slurm_gpushare.helper.act import MANY
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH
 from slurm_gpushare.store.spool import Spool
 

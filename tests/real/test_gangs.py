@@ -19,7 +19,7 @@ from helper_kit import SLEEP, TOKENS, Site
 from pair_kit import after_ticks, alone_is_known, kinds, tick
 from telemetry_bed import configure, workload
 
-from slurm_gpushare.helper.apply import release_jobs
+from slurm_gpushare.helper.changes import release_jobs
 from slurm_gpushare.helper.pair_speeds import ACTIVITY
 from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.slurm.commands import connect

@@ -10,8 +10,7 @@ from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import SLEEP, Site
 
-from slurm_gpushare.helper.apply import Outcome, apply
-from slurm_gpushare.helper.changes import place, restore
+from slurm_gpushare.helper.changes import Outcome, apply, place, restore
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.commands import connect

@@ -9,23 +9,20 @@ import sqlite3
 import time
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from world import FakeSlurm, overwrite_table
 
 from slurm_gpushare.helper import daemon as daemon_module
-from slurm_gpushare.helper import events, housekeeping
+from slurm_gpushare.helper import housekeeping, loop
 from slurm_gpushare.helper.daemon import Daemon, backfill
 from slurm_gpushare.helper.learner import base_name
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import Config, load_config
-from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.maintenance import backup, damage
@@ -43,30 +40,10 @@ def config(tmp_path: Path) -> Config:
     return load_config(path)
 
 
-def test_failures_make_the_pause_longer_and_news_do_not_shorten_it(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Time passes only in sleeps, and a record arrives in each of them."""
-    clock, ticks_at = [0.0], [0.0]
-    changes = iter(range(10_000))
-
-    def sleep(seconds: float) -> None:
-        clock[0] += max(seconds, 0.01)
-
-    def answer(tick: int) -> None:
-        ticks_at.append(clock[0])
-        if tick == 8:
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif tick < 7:
-            raise ControllerDown("squeue: no answer")
-
-    monkeypatch.setattr(events, "changed_at", lambda paths: (next(changes),))
-    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
-    with Store.create(config.store_url) as store:
-        assert Daemon(config, FakeSlurm(on_look=answer), store).run()
-    pauses = [later - earlier for earlier, later in pairwise(ticks_at[1:])]
-    assert [round(pause) for pause in pauses[:6]] == [2, 4, 8, 16, 30, 30]
-    assert pauses[6] < 2, "below the first of the longer pauses"
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is tried again at once."""
+    monkeypatch.setattr(loop, "LONGEST_RETRY_S", 0.01)
 
 
 @pytest.mark.parametrize("fault", ["deleted", "replaced"])
@@ -75,7 +52,6 @@ def test_the_helper_goes_on_with_the_store_that_is_there(
 ) -> None:
     path = tmp_path / "store.sqlite"
     caplog.set_level(logging.INFO, "gpushare")
-    monkeypatch.setattr(daemon_module, "LONGEST_PAUSE_S", 0.01)
 
     def answer(tick: int) -> None:
         if tick == 2:
@@ -106,7 +82,6 @@ def test_a_store_behind_a_link_comes_back_where_it_was(
     link, path = tmp_path / "store.sqlite", tmp_path / "disk" / "real.sqlite"
     path.parent.mkdir()
     link.symlink_to(path)
-    monkeypatch.setattr(daemon_module, "LONGEST_PAUSE_S", 0.01)
 
     def answer(tick: int) -> None:
         if tick == 2:
@@ -141,7 +116,7 @@ def test_damage_that_no_tick_reads_stops_the_helper_until_another_store_is_there
     """What it took in meanwhile would be lost with the file; in the spool it is not."""
     path, copy = tmp_path / "store.sqlite", tmp_path / "copy.sqlite"
     caplog.set_level(logging.INFO, "gpushare")
-    monkeypatch.setattr(daemon_module, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(daemon_module, "UPKEEP_S", 0.05)
     monkeypatch.setattr(housekeeping, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(housekeeping, "LOOK_SHARE", 1.0)
     beats: list[int | None] = []

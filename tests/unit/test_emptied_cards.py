@@ -11,11 +11,11 @@ from unittest.mock import Mock
 import pytest
 from world import TOKEN_A, TOKEN_B, FakeSlurm, job, node, running
 
-from slurm_gpushare.helper import changer
-from slurm_gpushare.helper.answering import Answerer
-from slurm_gpushare.helper.events import EndedJob
-from slurm_gpushare.helper.hold import Contest
+from slurm_gpushare.helper import act
+from slurm_gpushare.helper.hold import Answerer, EndedJob
+from slurm_gpushare.helper.loop import at_once
 from slurm_gpushare.helper.occupancy import CardShare, CardUse, GpuAddress, placed_card
+from slurm_gpushare.helper.placements import Contest
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.settings import Config, parse_config
@@ -89,11 +89,12 @@ class Scene:
         enter_profiles(self.store, [KnownProfile(t, 1000, "V100", 2000, 16384, 1, 100) for t in (TOKEN_A, TOKEN_B)])
         self.helper = Helper(self.config, self.slurm, self.store, KNOWLEDGE, policy=policy)
         self.helper.tick()
-        self.answerer = Answerer(self.helper, self.slurm)
+        self.answerer = Answerer(self.helper, self.slurm, self.config)
+        at_once(self.answerer.publish())
 
     def end(self, key: str) -> None:
         self.slurm.written.clear()
-        self.answerer.answer([EndedJob(int(key), ("n0",))], time.monotonic())
+        at_once(self.answerer.answer([EndedJob(int(key), ("n0",))], time.monotonic()))
 
     def answers(self) -> str:
         return (self.config.spool_dir / "hold" / "answers" / "n0").read_text().split("\n")[0]
@@ -144,7 +145,7 @@ class TestAnswer:
         scene = Scene(tmp_path, [waits("7", 100)])
         scene.slurm.started["30"] = running("30", "n0", "gres/gpu:v100_0:1", state="COMPLETING")
         scene.slurm.queue.pop("1")
-        scene.answerer.answer([EndedJob(1, ("n0",)), EndedJob(30, ("n0",))], time.monotonic())
+        at_once(scene.answerer.answer([EndedJob(1, ("n0",)), EndedJob(30, ("n0",))], time.monotonic()))
         assert scene.slurm.written == [("update", "7")]
 
     def test_the_node_is_told_even_if_slurm_does_not_answer(
@@ -201,7 +202,7 @@ def test_the_board_has_a_beat_also_while_nobody_waits(tmp_path: Path, monkeypatc
     beats = []
     for after_s in (0, 2, 28, 31, 33, 62):
         monkeypatch.setattr(time, "time", lambda after_s=after_s: now_s + after_s)
-        scene.answerer.publish()
+        at_once(scene.answerer.publish())
         beat, until, _ = (scene.config.spool_dir / "hold" / "helper").read_text().split()
         beats.append(round(int(beat) / 1000 - now_s))
         assert until == "0", "no epilog holds for it"
@@ -222,5 +223,5 @@ def test_a_flood_of_leases_does_not_hold_a_tick_up(tmp_path: Path, monkeypatch: 
     jobs = [waits(str(key), 50, tag=f"{TAG};l=1", eligible_s=later_s) for key in range(10, 20)]
     ended = [key for _, key in Scene(tmp_path / "all", jobs).slurm.written if int(key) >= 10]
     assert len(ended) == 10
-    monkeypatch.setattr(changer, "MANY_S", -1.0)
+    monkeypatch.setattr(act, "MANY_S", -1.0)
     assert Scene(tmp_path / "none", jobs).slurm.written == []

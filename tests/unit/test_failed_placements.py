@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from world import NOW, TOKEN_A, job, node
 
-from slurm_gpushare.helper.apply import Placements
+from slurm_gpushare.helper.placements import Placements
 from slurm_gpushare.slurm.queue import Job
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,12 @@ import pytest
 from world import NOW, TOKEN_A, TOKEN_B, FakeSlurm, job, node, running
 
 from slurm_gpushare.helper import log
-from slurm_gpushare.helper.daemon import Lock
-from slurm_gpushare.helper.events import Wakeup
+from slurm_gpushare.helper.changes import adoptions, only_measured, untagged, withdrawals
+from slurm_gpushare.helper.daemon import Lock, rest_s
 from slurm_gpushare.helper.observe import expectation, observe
 from slurm_gpushare.helper.occupancy import occupancy, placeable, startable
 from slurm_gpushare.helper.pairs import Ledger, PairChanges, SpanKeeper, pairs_now, past_spans
 from slurm_gpushare.helper.queue_facts import QueueFacts, TokenFacts
-from slurm_gpushare.helper.tagging import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.history import Span
@@ -277,32 +275,13 @@ def test_a_second_helper_is_told_who_runs(tmp_path: Path) -> None:
         pass
 
 
-def test_news_ends_the_wait_and_a_signal_too(tmp_path: Path) -> None:
-    os.utime(tmp_path, (0, 0))  # some kernels' file times are no finer than some milliseconds
-    nudge = Wakeup([tmp_path], least_s=0.0)
-    (tmp_path / "record").touch()
-    assert nudge.wait(60, 0, lambda: False) == "news"
-    nudge.mark()
-    assert nudge.wait(60, 0, lambda: True) == "signal"
-    assert nudge.wait(0.01, 0, lambda: False) == "tick"
+def test_a_slow_tick_is_followed_by_a_longer_rest() -> None:
+    assert rest_s(5.0, 0.1, 60.0) == (5.0, 1.0), "news may come sooner, once a second"
+    assert rest_s(5.0, 7.0, 60.0) == (14.0, 14.0)
 
 
-def test_a_slow_tick_is_followed_by_a_longer_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = iter(range(1000))
-    monkeypatch.setattr("slurm_gpushare.helper.events.time.monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr("slurm_gpushare.helper.events.time.sleep", lambda _: None)
-    assert Wakeup([tmp_path]).wait(5, 8, lambda: False) == "tick"
-    assert next(clock) >= 2 * 8
-
-
-def test_a_tick_in_which_the_helper_stood_still_is_followed_by_a_short_rest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    clock = iter(range(1000))
-    monkeypatch.setattr("slurm_gpushare.helper.events.time.monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr("slurm_gpushare.helper.events.time.sleep", lambda _: None)
-    assert Wakeup([tmp_path]).wait(5, 400, lambda: False, longest_rest_s=15) == "tick"
-    assert 15 <= next(clock) < 20
+def test_a_tick_in_which_the_helper_stood_still_is_followed_by_a_short_rest() -> None:
+    assert rest_s(5.0, 400.0, 60.0) == (15.0, 15.0), "it would be taken for dead"
 
 
 def test_log_lines_stay_one_line_whatever_is_in_them() -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.helper.events import EndedJob, EndedJobs
-from slurm_gpushare.helper.hold import Board
+from slurm_gpushare.helper.hold import Board, EndedJob, EndedJobs
 from slurm_gpushare.protocol.files import resource_dir
 
 JOB, NODE = 41, "n0"
@@ -219,13 +218,13 @@ class TestTheWakeUp:
     def test_the_helper_hears_of_an_ended_job_and_where_it_ran(self, node: Node) -> None:
         pipe = EndedJobs(node.directory / "state")
         node.epilog("epilog_slurmctld.sh", SLURM_JOB_NODELIST="n[0-1,7]")
-        assert pipe.wait(5) == [EndedJob(JOB, ("n0", "n1", "n7"))]
+        assert pipe.read() == [EndedJob(JOB, ("n0", "n1", "n7"))]
         pipe.close()
 
     def test_other_partitions_are_none_of_its_business(self, node: Node) -> None:
         pipe = EndedJobs(node.directory / "state")
         node.epilog("epilog_slurmctld.sh", SLURM_JOB_PARTITION="other")
-        assert pipe.wait(0) == []
+        assert pipe.read() == []
         pipe.close()
 
     def test_nobody_waits_for_a_helper_that_is_not_there(self, node: Node) -> None:
@@ -247,11 +246,5 @@ class TestTheWakeUp:
         pipe = EndedJobs(node.directory / "state")
         with (node.directory / "state" / "ended").open("w") as writer:
             writer.write("nonsense\n12 n0\n; rm -rf\n13 n1\n14")
-        assert pipe.wait(5) == [EndedJob(12, ("n0",)), EndedJob(13, ("n1",))]
-        pipe.close()
-
-    def test_a_waiting_thread_can_be_interrupted(self, node: Node) -> None:
-        pipe = EndedJobs(node.directory / "state")
-        threading.Timer(0.05, pipe.interrupt).start()
-        assert pipe.wait(30) == []
+        assert pipe.read() == [EndedJob(12, ("n0",)), EndedJob(13, ("n1",))]
         pipe.close()

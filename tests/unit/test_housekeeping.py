@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,9 +25,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def looked(keeper: Housekeeping) -> None:
     keeper.look_for_damage()
-    if keeper._thread is not None:
-        keeper._thread.join(10)
-    assert not keeper.is_looking
 
 
 @pytest.mark.parametrize("table", sorted(schema.METADATA.tables))
@@ -48,21 +42,6 @@ def test_damage_is_found_in_every_table_and_the_file_is_used_no_more(store: Stor
 def test_a_sound_store_is_used_as_before(store: Store) -> None:
     looked(Housekeeping(store))
     store.live.beat()
-
-
-def test_damage_is_found_where_a_lower_priority_is_forbidden(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a container, or by a site's own unit."""
-
-    def forbidden(*_: int) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "setpriority", forbidden)
-    overwrite_table(tmp_path / "store.sqlite", "decision")
-    looked(Housekeeping(store))
-    with pytest.raises(StoreDamaged):
-        store.live.beat()
 
 
 def test_another_file_is_noticed_before_the_damage_of_the_old_one(store: Store, tmp_path: Path) -> None:
@@ -107,25 +86,3 @@ def test_a_store_that_cannot_be_looked_at_is_not_called_damaged(
     looked(Housekeeping(store))
     assert "locked" in caplog.text
     store.live.beat()
-
-
-def test_nothing_is_forgotten_while_the_store_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cutting the journal would wait for the reader, and the tick with it."""
-    reading, go_on = threading.Event(), threading.Event()
-
-    def slow(database: object) -> str:
-        reading.set()
-        go_on.wait(10)
-        return ""
-
-    monkeypatch.setattr(housekeeping, "damage", slow)
-    keeper, now_s = Housekeeping(store), time.time()
-    store.decisions.add([Decision(2, int(now_s), "beside")])
-    keeper.look_for_damage()
-    assert reading.wait(10)
-    keeper.forget_old(7, now_s)
-    assert store.decisions.of_jobs([1])
-    go_on.set()
-    looked(keeper)
-    keeper.forget_old(7, now_s)
-    assert not store.decisions.of_jobs([1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from world import NOW, TOKEN_A, FakeSlurm, Flat, job, node
 
-from slurm_gpushare.helper.changer import MANY
+from slurm_gpushare.helper.act import MANY
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.history import OPTED_OUT
