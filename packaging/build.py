@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from slurm_gpushare.site.units import UnitSite, unit_texts  # noqa: E402 - of this checkout
+from slurm_gpushare.site.units import UnitSite, unit_pieces  # noqa: E402 - of this checkout
 
 HERE = ROOT / "packaging"
 LIB = Path("usr/lib/slurm-gpushare")
@@ -161,10 +161,10 @@ def documents(tree: Path, sbom: Path | None) -> None:
     }
     for source, target in places.items():
         copy(share / source, tree / "usr/share" / target)
-    for name, text in unit_texts(UnitSite(Path("/usr/bin/gpushare"), "slurm")):
-        unit = tree / "usr/lib/systemd/system" / name
-        copy(share / "systemd" / name, unit)
-        unit.write_text(text)
+    for piece in unit_pieces(UnitSite(Path("/usr/bin/gpushare"), "slurm")):
+        unit = tree / "usr/lib/systemd/system" / Path(piece.name).name
+        copy(share / piece.name, unit)
+        unit.write_text(piece.text)
     for page in sorted((share / "man").iterdir()):
         target = tree / f"usr/share/man/man{page.suffix[1:]}/{page.name}.gz"
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.protocol.settings import KEYS, Place
+from slurm_gpushare.protocol.settings import DEFAULTS, KEYS, Config, Place
 from slurm_gpushare.site.current_setup import (
     GENERATED,
     Device,
@@ -20,15 +20,7 @@ from slurm_gpushare.site.current_setup import (
     gpu_types,
     job_defaults,
 )
-from slurm_gpushare.site.limits import (
-    Choice,
-    billing_lines,
-    commented,
-    counted_tres,
-    gres_types,
-    limit_commands,
-    list_with,
-)  # fmt: skip
+from slurm_gpushare.site.limits import billing_lines, counted_tres, gres_types, limit_commands, list_with
 from slurm_gpushare.site.site_files import (
     FileKind,
     Piece,
@@ -55,7 +47,7 @@ class Install:
 
 def choose(
     facts: SiteSetup, partitions: Sequence[str], gpu_models: Sequence[str], shards_per_gpu: int | None
-) -> Choice:
+) -> Config:
     """The administrator's decision, completed from gpushare.conf and the site; BadInput where it must be said."""
     decided = read_settings(facts.files.get("gpushare.conf", ""))
     with_gpus = [p.name for p in facts.partitions if facts.gpu_nodes((p.name,))]
@@ -83,10 +75,10 @@ def choose(
                 f"Choose another --gpu-model; there are: {', '.join(sorted(types))}.",
             )
     shards = shards_per_gpu or int(decided.get("shardspergpu") or 2)
-    return Choice(chosen, models, shards)
+    return replace(DEFAULTS, partitions=chosen, gpu_models=models, shards_per_gpu=shards)
 
 
-def pieces(facts: SiteSetup, choice: Choice, install: Install) -> list[Piece]:
+def pieces(facts: SiteSetup, choice: Config, install: Install) -> list[Piece]:
     """Everything to write, in the order in which to do it."""
     nodes = facts.shared_nodes(choice.partitions, choice.gpu_models)
     limits = limit_commands(facts, choice)
@@ -101,12 +93,12 @@ def pieces(facts: SiteSetup, choice: Choice, install: Install) -> list[Piece]:
     ]
 
 
-def _model_of(node: Node, choice: Choice) -> str:
+def _model_of(node: Node, choice: Config) -> str:
     """The model of a shared node's GPUs."""
     return next(iter(gpu_types([node])), choice.gpu_models[0])
 
 
-def _grouped(nodes: Sequence[Node], choice: Choice) -> Iterator[tuple[str, str, int, Node]]:
+def _grouped(nodes: Sequence[Node], choice: Config) -> Iterator[tuple[str, str, int, Node]]:
     """Nodes alike in GPUs and features: their names, their model, how many GPUs each, one of them."""
     groups: dict[tuple[str, int, tuple[str, ...]], list[Node]] = defaultdict(list)
     for node in nodes:
@@ -115,30 +107,25 @@ def _grouped(nodes: Sequence[Node], choice: Choice) -> Iterator[tuple[str, str, 
         yield ",".join(node.name for node in members), model, gpus, members[0]
 
 
-def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
+def _slurm_conf(facts: SiteSetup, choice: Config, nodes: Sequence[Node]) -> str:
     plugins = [word.removeprefix("job_submit/") for word in facts.words("JobSubmitPlugins")]
     filters = [word.removeprefix("cli_filter/") for word in facts.words("CliFilterPlugins")]
-    parts = [
-        commented("Shards are how Slurm counts parts of a GPU.", f"GresTypes={gres_types(facts)}"),
-        commented(
-            "Reports and limits need both kinds in accounting.",
-            f"AccountingStorageTRES={counted_tres(facts)}",
-        ),
-        commented(
+    lines = [
+        ("Shards are how Slurm counts parts of a GPU.", f"GresTypes={gres_types(facts)}"),
+        ("Reports and limits need both kinds in accounting.", f"AccountingStorageTRES={counted_tres(facts)}"),
+        (
             "The submit hook tags jobs; the client filter turns workload names into tokens and lets srun work.",
             f"JobSubmitPlugins={list_with(plugins, 'lua')}\nCliFilterPlugins={list_with(filters, 'lua')}",
         ),
-        _script(facts, "Prolog", "prolog.d", "Starts the sampler; always exits 0."),
-        _script(facts, "Epilog", "epilog.d", "Ends the sampler; always exits 0."),
-        _task_prolog(facts),
-        _epilog_slurmctld(facts),
-        commented(
+        *((why, _script_line(facts, key, name, beside)) for key, name, _, why, beside in _SCRIPTS),
+        (
             "Without Alloc the prolog would only run at the first srun.",
             f"PrologFlags={list_with(facts.words('PrologFlags'), 'Alloc')}",
         ),
     ]
     if facts.config.get("SelectType") != "select/cons_tres":
-        parts.append(commented("Only cons_tres knows shards.", "SelectType=select/cons_tres"))
+        lines.append(("Only cons_tres knows shards.", "SelectType=select/cons_tres"))
+    parts = [f"# {why}\n{line}\n" for why, line in lines]
     for names, model, gpus, node in _grouped(nodes, choice):
         types = ",".join(f"gpu:{model}_{index}:1" for index in range(gpus))
         others = [str(item) for item in node.gres if item.name not in {"gpu", "shard"}]
@@ -152,35 +139,29 @@ def _slurm_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
     return "\n".join(parts)
 
 
-def _script(facts: SiteSetup, key: str, folder: str, why: str) -> str:
-    current = ",".join(facts.scripts(key))
-    wanted = f"{facts.etc}/{folder}/*"
-    if current in {"", wanted}:
-        return commented(why, f"{key}={wanted}")
-    return (
-        f"# {why}\n# You have {key}={current}: move that script into\n"
-        f"# {facts.etc}/{folder}/ so that both run, or call {folder}/50-gpushare from it.\n{key}={wanted}\n"
-    )
+_MOVE = (
+    "# You have {key}={current}: move that script into\n# {folder}/ so that both run, or call 50-gpushare of that\n"
+    "# directory from it.\n{key}={ours}"
+)
+_ADD = "# Slurm runs one {key}, and yours is {current}: add this line to it, "
+_SCRIPTS = (
+    ("Prolog", "prolog.d/*", "prolog.sh", "Starts the sampler; always exits 0.", _MOVE),
+    ("Epilog", "epilog.d/*", "epilog.sh", "Ends the sampler; always exits 0.", _MOVE),
+    ("TaskProlog", "gpushare_task_prolog", "task_prolog", "Lets plain srun work inside a job that shares its GPU.",
+     _ADD + "so that what ours prints is printed too:\n#   {ours}"),
+    ("EpilogSlurmctld", "gpushare_epilog_slurmctld", "epilog_slurmctld.sh",
+     "Tells the helper at once that a job has ended. Write the script first: slurmctld may not start without it.",
+     _ADD + "before anything that takes long:\n#   {ours}"),
+)  # fmt: skip
+"""Slurm's key, what it names below slurm.conf's directory, the package's script that this runs, why, and what to do
+where the site has a script of its own."""
 
 
-def _task_prolog(facts: SiteSetup) -> str:
-    ours = f"{facts.etc}/gpushare_task_prolog"
-    current = ",".join(facts.scripts("TaskProlog"))
+def _script_line(facts: SiteSetup, key: str, name: str, beside: str) -> str:
+    ours, current = f"{facts.etc}/{name}", ",".join(facts.scripts(key))
     if current in {"", ours}:
-        return commented("Lets plain srun work inside a job that shares its GPU.", f"TaskProlog={ours}")
-    return (
-        f"# Lets plain srun work inside a job that shares its GPU. Slurm runs one TaskProlog, and yours is\n"
-        f"# {current}: add this line to it, so that what ours prints is printed too:\n#   {ours}\n"
-    )
-
-
-def _epilog_slurmctld(facts: SiteSetup) -> str:
-    ours = f"{facts.etc}/gpushare_epilog_slurmctld"
-    why = "Tells the helper at once that a job has ended. Write the script first: slurmctld may not start without it."
-    current = ",".join(facts.scripts("EpilogSlurmctld"))
-    if current in {"", ours}:
-        return commented(why, f"EpilogSlurmctld={ours}")
-    return f"# {why}\n# Yours is {current}: add this line to it, before anything that takes long:\n#   {ours}\n"
+        return f"{key}={ours}"
+    return beside.format(key=key, current=current, ours=ours, folder=ours.removesuffix("/*"))
 
 
 def _devices(gres_conf: str, node: Node) -> tuple[Device, ...]:
@@ -189,7 +170,7 @@ def _devices(gres_conf: str, node: Node) -> tuple[Device, ...]:
     return found if len(found) == count else tuple(Device(f"/dev/nvidia{index}") for index in range(count))
 
 
-def _gres_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
+def _gres_conf(facts: SiteSetup, choice: Config, nodes: Sequence[Node]) -> str:
     current = facts.files.get("gres.conf", "")
     cards = {node.name: _devices(current, node) for node in nodes}
     lines = ["# One type an index, written out: a detected type would not match."]
@@ -215,7 +196,7 @@ def _gres_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _gpushare_conf(facts: SiteSetup, choice: Choice) -> str:
+def _gpushare_conf(facts: SiteSetup, choice: Config) -> str:
     """The site's own file with our keys brought up to date, or a new one; without what the generated file says now."""
     wanted = [
         Setting(
@@ -229,7 +210,7 @@ def _gpushare_conf(facts: SiteSetup, choice: Choice) -> str:
     return merge_settings(without_settings(current, moved) if current else current, wanted)
 
 
-def generated_conf(facts: SiteSetup, choice: Choice, nodes: Sequence[Node]) -> str:
+def generated_conf(facts: SiteSetup, choice: Config, nodes: Sequence[Node]) -> str:
     """What this Slurm says of itself, in a file that nobody edits."""
     said = read_settings(facts.files.get("gpushare.conf", "")) | read_settings(facts.files.get(GENERATED, ""))
     wanted = [
@@ -256,7 +237,7 @@ def _slurmd_user(config: Mapping[str, str]) -> str:
     return config.get("SlurmdUser", "").partition("(")[0] or "root"
 
 
-def _lua_files(facts: SiteSetup, choice: Choice, install: Install) -> Iterator[Piece]:
+def _lua_files(facts: SiteSetup, choice: Config, install: Install) -> Iterator[Piece]:
     """The entry points, whole; where the site has its own, ours get other names and its script a line to add."""
     models = facts.models_of_nodes(choice.partitions, choice.gpu_models)
     for name, beside in (("job_submit.lua", SUBMIT_BESIDE), ("cli_filter.lua", "gpushare_client.lua")):
@@ -284,14 +265,8 @@ def _lua_lines(script: Path) -> str:
 
 
 def _prologs(install: Install, etc: Path) -> Iterator[Piece]:
-    targets = (
-        ("prolog.d/50-gpushare", "prolog.sh"),
-        ("epilog.d/50-gpushare", "epilog.sh"),
-        ("gpushare_task_prolog", "task_prolog"),
-        ("gpushare_epilog_slurmctld", "epilog_slurmctld.sh"),
-    )
-    for name, script in targets:
+    for key, name, script, *_ in _SCRIPTS:
         # slurmctld need not tell its scripts where its configuration is.
-        conf = f"export GPUSHARE_CONF={etc}/gpushare.conf\n" if "slurmctld" in name else ""
+        conf = f"export GPUSHARE_CONF={etc}/gpushare.conf\n" if key == "EpilogSlurmctld" else ""
         text = f"#!/bin/sh\nexport GPUSHARE_PYTHON={install.python}\n{conf}{install.prolog / script}\nexit 0\n"
-        yield Piece(name, FileKind.FILE, text, executable=True)
+        yield Piece(name.replace("*", "50-gpushare"), FileKind.FILE, text, executable=True)

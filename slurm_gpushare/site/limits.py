@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import LINE, Finding, check, failed, passed, warned
 from slurm_gpushare.slurm import values
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What the administrator decided."""
-
-    partitions: tuple[str, ...]
-    gpu_models: tuple[str, ...]
-    shards_per_gpu: int
 
 
 @check("accounting-tres")
@@ -87,7 +77,7 @@ def _price_faults(weights: Mapping[str, str], config: Config) -> Iterator[str]:
 
 
 def _by_model(names: Iterable[str], config: Config) -> list[str]:
-    """Those of TRES `names` that count GPUs of a shared model by its type."""
+    """Those of TRES `names` that count GPUs of a shared model by its type, which no job has any more."""
     models = {f"gres/gpu:{model}".lower() for model in config.gpu_models}
     return [name for name in names if name.lower() in models]
 
@@ -99,43 +89,31 @@ def number(words: Mapping[str, str], name: str, without: float = 0.0) -> float:
         return without
 
 
-def commented(why: str, line: str) -> str:
-    return f"# {why}\n{line}\n"
-
-
-def billing_lines(facts: SiteSetup, choice: Choice) -> Iterator[str]:
+def billing_lines(facts: SiteSetup, choice: Config) -> Iterator[str]:
     """Billing weights that name GPUs need their shard equivalent, or sharing would be free."""
     for name in choice.partitions:
         partition = facts.partition(name)
         weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
-        ours = {key: value for key, value in weights.items() if key.lower() in _gpu_tres(choice.gpu_models)}
-        done = set(map(str.lower, ours)) == {"gres/gpu"} and any(
-            key.lower().startswith("gres/shard") for key in weights
-        )
-        if ours and not done:
+        typed = _by_model(weights, choice)
+        ours = {key: value for key, value in weights.items() if key in typed or key.lower() == "gres/gpu"}
+        if ours and (typed or "gres/shard" not in map(str.lower, weights)):
             weight = sum(float(value) for value in ours.values())  # Slurm adds up what it bills by name and by type
             others = {key: value for key, value in weights.items() if key not in ours}
             both = {"GRES/gpu": f"{weight:g}", "GRES/shard": f"{weight / choice.shards_per_gpu:g}"}
             text = ",".join(f"{key}={value}" for key, value in (others | both).items())
-            why = f"In the line PartitionName={name}: a shard is 1/{choice.shards_per_gpu} of a GPU."
-            yield commented(why, f"#   TRESBillingWeights={text}")
+            why = f"# In the line PartitionName={name}: a shard is 1/{choice.shards_per_gpu} of a GPU."
+            yield f"{why}\n#   TRESBillingWeights={text}\n"
 
 
-def _gpu_tres(models: Iterable[str]) -> dict[str, None]:
-    """What limits and prices call GPUs of `models`, in lower case, the plain name first."""
-    return dict.fromkeys(["gres/gpu", *(f"gres/gpu:{model.lower()}" for model in models)])
-
-
-def limit_commands(facts: SiteSetup, choice: Choice) -> str:
+def limit_commands(facts: SiteSetup, choice: Config) -> str:
     """sacctmgr commands that give every limit on GPUs its equivalent in shards, and what must be done before them.
 
     Where types are by index no job has ``gres/gpu:MODEL``: such a limit becomes one on all GPUs.
     """
     lines = []
     for limit in facts.limits or ():
-        ours = [name for name in limit.tres if name.lower() in _gpu_tres(choice.gpu_models)]
-        counts = [int(limit.tres[name]) for name in ours if limit.tres[name].isdecimal()]
-        typed = [name for name in ours if ":" in name]
+        typed = _by_model(limit.tres, choice)
+        counts = [int(limit.tres[name]) for name in ("gres/gpu", *typed) if limit.tres.get(name, "").isdecimal()]
         if not counts or limit.name == _LEAST or ("gres/shard" in limit.tres and not typed):
             continue
         entity = "qos" if limit.kind == "qos" else "user" if "user" in limit.owner else "account"

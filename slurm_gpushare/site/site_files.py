@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -196,16 +197,14 @@ def write(changes: Iterable[Write], target: Path) -> None:
         backup.chmod(0o700)
         known = {entry.name: entry for entry in _read_manifest(target)}
         for change in changes:
-            path = target / change.name
-            if change.name not in known and change.before is not None:
+            path, earlier = target / change.name, known.get(change.name)
+            mode = earlier.mode if earlier else None if change.before is None else change.mode
+            if earlier is None and change.before is not None:
                 kept = backup / change.name
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(kept, 0o600) as draft:
                     draft.write_bytes(path.read_bytes())
-            earlier_mode = None if change.before is None else change.mode
-            if change.name in known:
-                earlier_mode = known[change.name].mode
-            known[change.name] = _Written(change.name, _sha256(change.after.encode()), earlier_mode)
+            known[change.name] = _Written(change.name, _sha256(change.after.encode()), mode)
             # The manifest first: a file that it names and that is not written yet is simply left alone by undo.
             text = json.dumps([asdict(entry) for entry in known.values()], indent=1) + "\n"
             replace_text(backup / _MANIFEST, text, 0o600)
@@ -253,19 +252,12 @@ def _restore(path: Path, kept: Path, entry: _Written) -> str:
 
 
 def _forget(target: Path, left: list[_Written]) -> None:
-    """Drop the backups that are no longer needed, and their directory with the last."""
+    """The manifest names those that are left; with the last of them all backups go."""
     backup = target / BACKUP
-    keep = {backup / entry.name for entry in left}
-    for path in sorted(backup.rglob("*"), reverse=True):
-        if path.is_file() and path not in keep and path.name != _MANIFEST:
-            path.unlink()
-        elif path.is_dir():
-            _remove_empty(path)
     if left:
         replace_text(backup / _MANIFEST, json.dumps([asdict(entry) for entry in left], indent=1) + "\n", 0o600)
     else:
-        (backup / _MANIFEST).unlink()
-        _remove_empty(backup)
+        shutil.rmtree(backup)
 
 
 def _make_directory(path: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import KEYS, Config, parse_config
 from slurm_gpushare.site import current_setup
 from slurm_gpushare.site.configure import generated_conf
 from slurm_gpushare.site.current_setup import SiteSetup, gpu_count, gpu_types
 from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
-from slurm_gpushare.site.limits import Choice, accounting, limits, number
+from slurm_gpushare.site.limits import accounting, limits, number
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.nodes import (
     WITHOUT_SHARDS,
@@ -20,7 +19,6 @@ from slurm_gpushare.slurm.nodes import (
     Partition,
     missing_for_gangs,
     slurm_user,
-    suspends_by_itself,
 )
 
 _CLOCK_SLACK_S = 5.0
@@ -51,8 +49,7 @@ def release(facts: SiteSetup, config: Config) -> Iterator[Finding]:
 def generated(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """The hook and the nodes cannot ask Slurm: what configure wrote down for them must still be so."""
     nodes = facts.shared_nodes(config.partitions, config.gpu_models)
-    choice = Choice(config.partitions, config.gpu_models, config.shards_per_gpu)
-    here = parse_config(generated_conf(facts, choice, nodes))
+    here = parse_config(generated_conf(facts, config, nodes))
     same_user = config.slurm_user in {str(slurm_user(facts.config).uid), here.slurm_user}
     asked = _ASKED_OF_SLURM - ({"slurm_user"} if same_user else set()) - ({"gpus_per_node"} if not nodes else set())
     for key in KEYS:
@@ -110,32 +107,17 @@ def gres_types(facts: SiteSetup, _: Config) -> Iterator[Finding]:
 
 
 @check("pausing")
-def pausing(facts: SiteSetup, config: Config) -> Iterator[Finding]:
-    """Whether promises can be kept by pausing."""
+def pausing(_: SiteSetup, config: Config) -> Iterator[Finding]:
+    """Whether promises can be kept by pausing: the nodes are told in the spool."""
     if config.on_slowdown != "pause":
         yield passed(f"not wanted: OnSlowdown={config.on_slowdown}")
-    elif suspends_by_itself(facts.config):
+    elif config.records_to != "spool":
         yield warned(
-            f"PreemptMode={facts.config.get('PreemptMode', '')}: Slurm suspends jobs itself: promises are only watched",
-            "Use another PreemptMode, or set OnSlowdown=report.",
-        )
-    elif stranger := _powerless_helper(facts, config):
-        yield warned(
-            f"the helper runs as {stranger}, which Slurm lets suspend others' jobs only if it is an operator; "
-            "else promises are only watched",
-            f"Run it as {slurm_user(facts.config).name}, as the unit does.",
+            "RecordsTo=store: nodes cannot be told to pause a job, so promises are only watched",
+            "Share SpoolDir between controller and nodes and set RecordsTo=spool, or set OnSlowdown=report.",
         )
     else:
         yield passed(f"at most 5 minutes at a time, {config.pause_most_pct:g} % in all")
-
-
-def _powerless_helper(facts: SiteSetup, config: Config) -> str | None:
-    """Whom the helper runs as, if that is neither SlurmUser nor root; the hook's file is the helper's own."""
-    try:
-        uid = config.hook_file.stat().st_uid
-    except OSError:
-        return None  # no helper has run, or this is not the controller
-    return None if uid in {0, slurm_user(facts.config).uid} else user_name(uid)
 
 
 @check("preemption")

@@ -75,8 +75,8 @@ class UnitSite:
         return any(path.is_relative_to(root) for path in used for root in roots)
 
 
-def unit_texts(site: UnitSite) -> Iterator[tuple[str, str]]:
-    """Each unit's name and text."""
+def unit_pieces(site: UnitSite) -> Iterator[Piece]:
+    """The units as files below slurm.conf's directory."""
     state = site.config.state_dir
     below = [state.relative_to(run) for run in _RUNS if run in state.parents]
     values = {
@@ -94,7 +94,7 @@ def unit_texts(site: UnitSite) -> Iterator[tuple[str, str]]:
         text = path.read_text(encoding="utf-8").replace("@ENVIRONMENT@\n", "@ENVIRONMENT@")
         for name, value in values.items():
             text = text.replace(f"@{name}@", value)
-        yield path.name, text
+        yield Piece(f"systemd/{path.name}", FileKind.FILE, text)
 
 
 def _writable(paths: list[Path]) -> str:
@@ -120,12 +120,6 @@ def unit_site(facts: SiteSetup, command: Path, settings: str, scontrol: str | No
     """The site, from what Slurm says, the text of its gpushare.conf and the path of scontrol."""
     user, slurm_bin = slurm_user(facts.config).name, Path(scontrol).parent if scontrol else None
     return UnitSite(command, user, settings_of_places(settings), facts.etc, slurm_bin)
-
-
-def unit_pieces(site: UnitSite) -> Iterator[Piece]:
-    """The units as files below slurm.conf's directory."""
-    for name, text in unit_texts(site):
-        yield Piece(f"systemd/{name}", FileKind.FILE, text)
 
 
 FOLDERS = tuple(Path(top, "systemd/system") for top in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))

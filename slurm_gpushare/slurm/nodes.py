@@ -155,12 +155,6 @@ def completing_stops_everybody(config: Mapping[str, str]) -> bool:
     return waits is not None and int(waits[0]) > 0 and "reduce_completing_frag" not in parameters
 
 
-def suspends_by_itself(config: Mapping[str, str]) -> bool:
-    """Whether Slurm itself suspends and resumes jobs (gang scheduling, preemption by SUSPEND)."""
-    mode = config.get("PreemptMode", "").upper()
-    return "SUSPEND" in mode or "GANG" in mode
-
-
 GANGS_NEED = ("MULTIPLE_SHARING_GRES_PJ", "ONE_TASK_PER_SHARING_GRES")
 """SelectTypeParameters without which no job can have part of every card of a node."""
 

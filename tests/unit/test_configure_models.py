@@ -10,10 +10,9 @@ import pytest
 
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.release import parse_release
-from slurm_gpushare.protocol.settings import parse_config
+from slurm_gpushare.protocol.settings import DEFAULTS, Config, parse_config
 from slurm_gpushare.site.configure import Install, choose, pieces
 from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices
-from slurm_gpushare.site.limits import Choice
 from slurm_gpushare.slurm.nodes import Node, Partition
 from slurm_gpushare.slurm.values import Usage, parse_gres
 
@@ -44,10 +43,11 @@ def site(nodes: Mapping[str, str], gres_conf: str = "") -> SiteSetup:
     )
 
 
+V100 = replace(DEFAULTS, partitions=("gpu",), gpu_models=("v100",))
 MIXED = {"v0": "gpu:v100:2", "v1": "gpu:v100:2", "ampere": "gpu:a100:4", "both": "gpu:v100:1,gpu:a100:1"}
 
 
-def texts(facts: SiteSetup, choice: Choice) -> dict[str, str]:
+def texts(facts: SiteSetup, choice: Config) -> dict[str, str]:
     return {piece.name: piece.text for piece in pieces(facts, choice, INSTALL)}
 
 
@@ -97,10 +97,10 @@ def test_what_was_decided_about_models_stays_decided() -> None:
 
 
 def test_other_nodes_go_on_detecting_their_gpus() -> None:
-    written = texts(site(MIXED), Choice(("gpu",), ("v100",), 2))["gres.conf"]
+    written = texts(site(MIXED), V100)["gres.conf"]
     assert "NodeName=v0,v1 AutoDetect=off Name=gpu Type=v100_0" in written
     assert "\nAutoDetect=off" not in written
-    alone = texts(site({"v0": "gpu:v100:2"}), Choice(("gpu",), ("v100",), 2))["gres.conf"]
+    alone = texts(site({"v0": "gpu:v100:2"}), V100)["gres.conf"]
     assert "\nAutoDetect=off\n" in alone
 
 
@@ -114,7 +114,7 @@ def test_a_model_that_no_node_has_is_a_mistake() -> None:
 def test_device_files_are_those_of_gres_conf() -> None:
     assert devices(GRES_CONF, "v1") == (Device("/dev/nvidia0", "Cores=0-7"), Device("/dev/nvidia1", "Cores=0-7"))
     assert [device.file for device in devices(GRES_CONF, "v0")][2] == "/dev/nvidia2"
-    written = texts(site({"v1": "gpu:v100:2"}, GRES_CONF.replace("/dev/", "/bed/")), Choice(("gpu",), ("v100",), 2))
+    written = texts(site({"v1": "gpu:v100:2"}, GRES_CONF.replace("/dev/", "/bed/")), V100)
     assert "Type=v100_1 File=/bed/nvidia1 Cores=0-7" in written["gres.conf"]
 
 

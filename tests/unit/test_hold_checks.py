@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from pathlib import Path
 
@@ -48,34 +47,17 @@ def test_a_hold_that_is_off_needs_nothing() -> None:
 
 
 class TestPausing:
-    @pytest.fixture
-    def hook_file(self, tmp_path: Path) -> Path:
-        path = tmp_path / "hook.sqlite"
-        path.touch()
-        return path
-
-    def found(self, settings: str, **slurm_conf: str) -> Finding:
-        facts = SiteSetup(Release(24, 11, 5), OURS | slurm_conf, (), (), None, Path("/etc/slurm"), {})
+    def found(self, settings: str) -> Finding:
+        facts = SiteSetup(Release(24, 11, 5), OURS, (), (), None, Path("/etc/slurm"), {})
         (finding,) = pausing(facts, parse_config(settings))
         return finding
 
-    def test_a_helper_of_slurm_users_or_roots_may_suspend(self, hook_file: Path) -> None:
-        if os.geteuid() == 0:
-            os.chown(hook_file, 64030, -1)
-        ours = {"SlurmUser": f"slurm({hook_file.stat().st_uid})"}
-        assert self.found(f"HookFile={hook_file}", **ours).level is Level.PASS
-        assert self.found("HookFile=/nowhere/hook.sqlite").level is Level.PASS, "no helper has run"
-
-    def test_a_helper_of_somebody_elses_is_named(self, hook_file: Path) -> None:
-        if os.geteuid() == 0:
-            os.chown(hook_file, pwd.getpwnam("games").pw_uid, -1)
-        finding = self.found(f"HookFile={hook_file}", SlurmUser="slurm(1)")
+    def test_nodes_that_cannot_be_told_are_named(self) -> None:
+        assert self.found("").level is Level.PASS
+        finding = self.found("RecordsTo=store")
         assert finding.level is Level.WARN
         assert "promises are only watched" in finding.found
-
-    def test_slurm_that_suspends_jobs_itself_is_named(self) -> None:
-        assert self.found("", PreemptMode="SUSPEND,GANG").level is Level.WARN
-        assert self.found("OnSlowdown=report", PreemptMode="SUSPEND,GANG").level is Level.PASS
+        assert self.found("RecordsTo=store\nOnSlowdown=report").level is Level.PASS
 
 
 class TestOnANode:

@@ -11,12 +11,11 @@ from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Level
-from slurm_gpushare.site.limits import Choice, accounting, billing_lines, limit_commands, limits
+from slurm_gpushare.site.limits import accounting, billing_lines, limit_commands, limits
 from slurm_gpushare.slurm.accounting import parse_limits
 from slurm_gpushare.slurm.nodes import Partition
 
 CONFIG = parse_config("Partitions=gpu\nGpuModel=v100\n")
-CHOICE = Choice(("gpu",), ("v100",), 2)
 
 
 def facts(per_user: str = "", weights: str = "", **slurm_conf: str) -> SiteSetup:
@@ -40,13 +39,13 @@ def failures(site: SiteSetup) -> list[str]:
 )
 def test_a_limit_that_would_be_slipped_past_is_a_failure_and_gets_its_equivalent(limit: str, instead: str) -> None:
     assert failures(facts(limit)) == ["limits"]
-    commands = limit_commands(facts(limit, AccountingStorageTRES="gres/gpu,gres/shard"), CHOICE)
+    commands = limit_commands(facts(limit, AccountingStorageTRES="gres/gpu,gres/shard"), CONFIG)
     assert commands == f"sacctmgr modify qos where name=normal set MaxTRESPerUser={instead}\n"
 
 
 def test_limits_come_before_sharing() -> None:
     """sacctmgr takes no gres/shard before slurmctld counts it: what must be done first stands above the commands."""
-    commands = limit_commands(facts("gres/gpu=3", GresTypes="gpu,nic", AccountingStorageTRES="cpu,gres/gpu"), CHOICE)
+    commands = limit_commands(facts("gres/gpu=3", GresTypes="gpu,nic", AccountingStorageTRES="cpu,gres/gpu"), CONFIG)
     first, last = commands.splitlines()[0], commands.splitlines()[-1]
     assert first.startswith("# Limits come before sharing")
     assert "#   GresTypes=gpu,nic,shard\n#   AccountingStorageTRES=gres/gpu,gres/shard\n" in commands
@@ -57,13 +56,13 @@ def test_what_every_job_must_ask_for_has_no_equivalent() -> None:
     """MinTRES=gres/shard would refuse every job with a whole GPU."""
     site = replace(facts(), limits=tuple(parse_limits("qos", "normal|||||||||gres/gpu=1")))
     assert failures(site) == ["limits"]
-    assert limit_commands(site, CHOICE) == ""
+    assert limit_commands(site, CONFIG) == ""
 
 
 @pytest.mark.parametrize("limit", ["", "cpu=4", "gres/gpu=3,gres/shard=6", "gres/gpu:a100=3"])
 def test_other_limits_stay_as_they_are(limit: str) -> None:
     assert failures(facts(limit)) == []
-    assert limit_commands(facts(limit), CHOICE) == ""
+    assert limit_commands(facts(limit), CONFIG) == ""
 
 
 @pytest.mark.parametrize(
@@ -76,10 +75,10 @@ def test_other_limits_stay_as_they_are(limit: str) -> None:
 )
 def test_a_price_that_would_be_slipped_past_is_a_failure_and_gets_its_equivalent(weights: str, instead: str) -> None:
     assert failures(facts(weights=weights)) == ["billing"]
-    (lines,) = billing_lines(facts(weights=weights), CHOICE)
+    (lines,) = billing_lines(facts(weights=weights), CONFIG)
     assert f"TRESBillingWeights={instead}" in lines
     assert failures(facts(weights=instead)) == []
-    assert list(billing_lines(facts(weights=instead), CHOICE)) == []
+    assert list(billing_lines(facts(weights=instead), CONFIG)) == []
 
 
 def test_priorities_and_accounting_by_model_are_named() -> None:

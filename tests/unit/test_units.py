@@ -16,8 +16,7 @@ from slurm_gpushare.site import units
 from slurm_gpushare.site.configure import Install, pieces
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Level
-from slurm_gpushare.site.limits import Choice
-from slurm_gpushare.site.units import UnitSite, settings_of_places, unit_pieces, unit_site, unit_texts
+from slurm_gpushare.site.units import UnitSite, settings_of_places, unit_pieces, unit_site
 
 USUAL = UnitSite(Path("/usr/bin/gpushare"), "slurm")
 MOVED = """\
@@ -36,7 +35,7 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 
 def unit(site: UnitSite, name: str) -> str:
-    return dict(unit_texts(site))[f"{name}.service"]
+    return next(piece.text for piece in unit_pieces(site) if piece.name == f"systemd/{name}.service")
 
 
 @needs_systemd
@@ -117,7 +116,11 @@ def test_a_store_that_is_no_file_needs_no_directory() -> None:
 def test_configure_takes_the_places_from_the_sites_own_file() -> None:
     facts = replace(FACTS, files={"gpushare.conf": MOVED})
     install = Install(Path("/opt/python"), Path(__file__).parents[2] / "lua_bridge", Path("/opt/prolog"))
-    conf = next(p.text for p in pieces(facts, Choice(("gpu",), ("v100",), 2), install) if p.name == "gpushare.conf")
+    conf = next(
+        p.text
+        for p in pieces(facts, replace(DEFAULTS, partitions=("gpu",), gpu_models=("v100",)), install)
+        if p.name == "gpushare.conf"
+    )
     written = {piece.name: piece.text for piece in unit_pieces(unit_site(facts, USUAL.command, conf, None))}
     assert '"-/shared/my spool"' in written["systemd/gpushare-backfill.service"]
 
@@ -133,8 +136,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
 
 
 def install(folder: Path, site: UnitSite, command: str = "/bin/true") -> None:
-    for name, text in unit_texts(replace(site, command=Path(command))):
-        (folder / name).write_text(text)
+    for piece in unit_pieces(replace(site, command=Path(command))):
+        (folder / Path(piece.name).name).write_text(piece.text)
 
 
 def examined(site: UnitSite, **changes: object) -> list[tuple[Level, str]]:
