@@ -228,7 +228,7 @@ def test_the_epoch_file_holds_nothing(testbed: Testbed, verdict: Verdict) -> Non
         'touch "$d/more" 2>/dev/null && echo made; mkdir "$d/sub" 2>/dev/null && echo made; '
         'touch "$GPUSHARE_EPOCH_FILE" && echo touched; stat -c %s "$GPUSHARE_EPOCH_FILE"'
     )
-    job = start(testbed, script)
+    job = start(testbed, script, "--comment=gpushare:gs-epochsepochsepochs22")
     wait_for(testbed, job, ["COMPLETED"])
     said = (testbed.layout.home / USER / f"{job}.out").read_text().split()
     verdict("filling the epoch file and its directory", "touched, 0 bytes", f"{', '.join(said)} bytes")

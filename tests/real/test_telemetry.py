@@ -74,7 +74,7 @@ def result(said: str) -> tuple[float, float, float]:
 
 def test_the_job_itself_can_tell_that_its_epoch_is_over(testbed: Testbed) -> None:
     script = f'{workload(40, 10, 1024, work_s=8, epochs=2)}; test -n "$GPUSHARE_EPOCH_FILE"'
-    job = start_measured(testbed, script)
+    job = start_measured(testbed, script, "--comment=gpushare:gs-epochsepochsepochs22")
     record = final_records(testbed)[job]
     assert record.closed is Closed.EPOCH
     assert record.profile.seconds == pytest.approx(4, abs=1.5)
