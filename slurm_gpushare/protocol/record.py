@@ -9,8 +9,8 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from enum import StrEnum
 from itertools import chain, starmap
 from operator import le
@@ -280,110 +280,50 @@ MOST_CPUS = 9999
 ID = re.compile(r"[0-9a-f]{32}")
 NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
-
-def _encode_period(period: Period) -> dict[str, Any]:
-    return {
-        "alone_s": period.alone_s,
-        "shared_s": period.shared_s,
-        "stats": {name: list(stat) for name, stat in period.stats.items()},
-    }
-
-
-def encode_record(record: Record) -> str:
-    """The record as one line, checked against the schema on its way out."""
-    line = json.dumps(_body(record), separators=(",", ":"), allow_nan=False)
-    if parse_record(line) != record:
-        raise RecordError("record: does not survive its own schema")
-    return line
-
-
-def _body(record: Record) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "v": VERSION,
-        **{name: getattr(record, name) for name in _AS_THEY_ARE},
-        "features": {item.name: getattr(record.features, item.name) for item in fields(Features)},
-        "profile": _encode_period(record.profile),
-        "alone": _encode_period(record.alone),
-        "shared": _encode_period(record.shared),
-        "neighbours": [[neighbour.job_id, neighbour.seconds] for neighbour in record.neighbours],
-    }
-    if record.token is not None:
-        body["token"] = record.token
-    if record.one_process:
-        body["one_process"] = True
-    if record.gpus > 1:
-        body["gpus"] = record.gpus
-    if record.stopped_s or record.woken:
-        body |= {"stopped_s": record.stopped_s, "woken": record.woken}
-    if record.cpu_curve:
-        body["cpu_curve"] = [[point.cpus, point.speed] for point in record.cpu_curve]
-    return body
-
-
-_AS_THEY_ARE = (
-    "record_id", "run_id", "seq", "kind", "scope", "job_id", "node", "gpu_index", "gpu_model", "start_s", "end_s",
-    "closed",
-)  # fmt: skip
-_REQUIRED = {"v", *_AS_THEY_ARE, "features", "profile", "alone", "shared", "neighbours"}
-_OPTIONAL = frozenset({"token", "one_process", "gpus", "stopped_s", "woken", "cpu_curve"})
 _FEATURE_LIMITS = {item.name: ANY if item.name.endswith("_mib") else PERCENT for item in fields(Features)}
-_SLACK = 1e-6  # sums of floats
 _MOST_SAMPLES = 2**40
 _LIMITS = {name: attribute.limit for name, attribute in ATTRIBUTES.items()}
 
-
-def _stat(value: Any, where: str, limit: float) -> Stat:
-    if not isinstance(value, list) or len(value) != 6:
-        raise bad(where, "is not a list of six numbers")
-    n = whole(value[0], where, _MOST_SAMPLES)
-    high, mean, low, p95, sd = (number(item, where, limit) for item in value[1:])
-    slack = _SLACK * max(1.0, high)
-    if n == 0 or not (low - slack <= mean <= high + slack and low - slack <= p95 <= high + slack):
-        raise bad(where, "contradicts itself")
-    return Stat(n, high, mean, low, p95, sd)
+Check = Callable[[Any, str], Any]
+"""What a field's JSON means, by the field's name; raises RecordError."""
 
 
-def _all_right(stats: dict[str, Any]) -> bool:
-    """Whether all of them are right, in order to the last digit, as samplers write them.
-
-    It looks at a column at a time: most of the time to parse a record went into looking at each on its own.
-    """
-    rows = stats.values()
+def _stats(value: Any, where: str, names: frozenset[str]) -> Mapping[str, Stat]:
+    """A column at a time: most of the time to parse a record went into looking at each number on its own."""
+    if not isinstance(value, dict) or not value.keys() <= names:
+        raise bad(where, "has an unknown attribute")
+    if not value:
+        return _no_stats()
+    rows = value.values()
     if set(map(type, rows)) != {list} or set(map(len, rows)) != {6}:
-        return False
+        raise bad(where, "has one that is not a list of six numbers")
     n, high, mean, low, p95, sd = zip(*rows, strict=True)
-    limits = [_LIMITS[name] for name in stats]
-    return (
+    limits = [_LIMITS[name] for name in value]
+    if not (
         set(map(type, n)) == {int}  # exact types: a bool is none of them
         and set(map(type, chain(high, mean, low, p95, sd))) <= {int, float}
         and 0 < min(n) <= max(n) <= _MOST_SAMPLES
         and min(low) >= 0 and all(map(le, low, mean)) and all(map(le, mean, high)) and all(map(le, high, limits))
         and all(map(le, low, p95)) and all(map(le, p95, high))
         and min(sd) >= 0 and all(map(le, sd, limits))
-    )  # fmt: skip
+    ):  # fmt: skip
+        raise bad(where, "has one that is out of range or contradicts itself")
+    return MappingProxyType(dict(zip(value, starmap(Stat, rows), strict=True)))
 
 
-def _stats(value: Any, where: str, names: frozenset[str]) -> Mapping[str, Stat]:
-    if not isinstance(value, dict) or not value.keys() <= names:
-        raise bad(where, "has an unknown attribute")
-    if _all_right(value):
-        return MappingProxyType(dict(zip(value, starmap(Stat, value.values()), strict=True)))
-    return MappingProxyType({name: _stat(item, f"{where}.{name}", _LIMITS[name]) for name, item in value.items()})
+def _period(names: frozenset[str]) -> Check:
+    def check(value: Any, where: str) -> Period:
+        body = record_object(value, where, {"alone_s", "shared_s", "stats"})
+        alone_s, shared_s = (number(body[name], f"{where}.{name}") for name in ("alone_s", "shared_s"))
+        return Period(alone_s, shared_s, _stats(body["stats"], f"{where}.stats", names))
+
+    return check
 
 
-def _period(value: Any, where: str, names: frozenset[str]) -> Period:
-    body = record_object(value, where, {"alone_s", "shared_s", "stats"})
-    return Period(
-        number(body["alone_s"], f"{where}.alone_s"),
-        number(body["shared_s"], f"{where}.shared_s"),
-        _stats(body["stats"], f"{where}.stats", names),
-    )
-
-
-def _features(value: Any) -> Features:
-    found = record_object(value, "features", set(_FEATURE_LIMITS))
+def _features(value: Any, where: str) -> Features:
+    found = record_object(value, where, set(_FEATURE_LIMITS))
     known = {name: item for name, item in found.items() if item is not None}
-    return Features(**{name: number(item, f"features.{name}", _FEATURE_LIMITS[name]) for name, item in known.items()})
+    return Features(**{name: number(item, f"{where}.{name}", _FEATURE_LIMITS[name]) for name, item in known.items()})
 
 
 def _rows_of_two(value: Any, where: str, most: int) -> list[Any]:
@@ -395,17 +335,94 @@ def _rows_of_two(value: Any, where: str, most: int) -> list[Any]:
     return value
 
 
-def _neighbours(value: Any) -> tuple[Neighbour, ...]:
-    rows, where = _rows_of_two(value, "neighbours", MAX_NEIGHBOURS), "neighbours"
+def _neighbours(value: Any, where: str) -> tuple[Neighbour, ...]:
+    rows = _rows_of_two(value, where, MAX_NEIGHBOURS)
     return tuple(Neighbour(whole(job, where, 2**32), number(seconds, where)) for job, seconds in rows)
 
 
-def _cpu_curve(value: Any) -> tuple[CpuSpeed, ...]:
-    rows, where = _rows_of_two(value, "cpu_curve", MAX_CURVE_POINTS), "cpu_curve"
+def _cpu_curve(value: Any, where: str) -> tuple[CpuSpeed, ...]:
+    rows = _rows_of_two(value, where, MAX_CURVE_POINTS)
     found = tuple(CpuSpeed(whole(cpus, where, MOST_CPUS), number(speed, where, 1.0)) for cpus, speed in rows)
     if not found or min(point.cpus for point in found) < 1 or max(point.speed for point in found) != 1.0:
         raise bad(where, "contradicts itself")
     return found
+
+
+def _true(value: Any, where: str) -> bool:
+    if value is not True:
+        raise bad(where, "is not true")
+    return True
+
+
+def _of_gang(value: Any, where: str) -> int:
+    if whole(value, where, 255) < 2:
+        raise bad(where, "is less than two")
+    return int(value)
+
+
+def _whole(limit: int) -> Check:
+    return lambda value, where: whole(value, where, limit)
+
+
+def _text(pattern: re.Pattern[str]) -> Check:
+    return lambda value, where: text(value, where, pattern)
+
+
+def _choice(kind: type[StrEnum]) -> Check:
+    return lambda value, where: choice(value, where, kind)
+
+
+_REQUIRED: dict[str, Check] = {
+    "record_id": _text(ID),
+    "run_id": _text(ID),
+    "seq": _whole(2**31),
+    "kind": _choice(RecordKind),
+    "scope": _choice(Scope),
+    "job_id": _whole(2**32),
+    "node": _text(NODE),
+    "gpu_index": _whole(255),
+    "gpu_model": lambda value, where: None if value is None else text(value, where, GPU_MODEL),
+    "start_s": number,
+    "end_s": number,
+    "closed": _choice(Closed),
+    "features": _features,
+    "profile": _period(frozenset(ATTRIBUTES)),
+    "alone": _period(ACTIVITY_NAMES),
+    "shared": _period(ACTIVITY_NAMES),
+    "neighbours": _neighbours,
+}
+_OPTIONAL: dict[str, Check] = {
+    "token": _text(TOKEN),
+    "one_process": _true,
+    "gpus": _of_gang,
+    "stopped_s": number,
+    "woken": _whole(2**31),
+    "cpu_curve": _cpu_curve,
+}
+"""Left out of a record that has nothing to say of them."""
+_CHECKS = _REQUIRED | _OPTIONAL
+_DEFAULTS = {item.name: item.default for item in fields(Record) if item.name in _OPTIONAL}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: objects for what has named parts, lists for what has an order."""
+    if isinstance(value, Period | Features):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple) and not isinstance(value, Stat):
+        return [astuple(item) for item in value]
+    return value
+
+
+def encode_record(record: Record) -> str:
+    """The record as one line, checked against the schema on its way out."""
+    values = {name: getattr(record, name) for name in _CHECKS}
+    told = {name: _plain(value) for name, value in values.items() if name in _REQUIRED or value != _DEFAULTS[name]}
+    line = json.dumps({"v": VERSION, **told}, separators=(",", ":"), allow_nan=False)
+    if parse_record(line) != record:
+        raise RecordError("record: does not survive its own schema")
+    return line
 
 
 def parse_record(line: str | bytes) -> Record:
@@ -413,49 +430,14 @@ def parse_record(line: str | bytes) -> Record:
     raw = load_json(line, MAX_BYTES)
     if not isinstance(raw, dict) or raw.get("v") != VERSION or isinstance(raw.get("v"), bool):
         raise RecordError(f"record: not of version {VERSION}")
-    body = record_object(raw, "record", _REQUIRED, _OPTIONAL)
-    record = Record(
-        record_id=text(body["record_id"], "record_id", ID),
-        run_id=text(body["run_id"], "run_id", ID),
-        seq=whole(body["seq"], "seq", 2**31),
-        kind=choice(body["kind"], "kind", RecordKind),
-        scope=choice(body["scope"], "scope", Scope),
-        job_id=whole(body["job_id"], "job_id", 2**32),
-        node=text(body["node"], "node", NODE),
-        gpu_index=whole(body["gpu_index"], "gpu_index", 255),
-        gpu_model=None if body["gpu_model"] is None else text(body["gpu_model"], "gpu_model", GPU_MODEL),
-        start_s=number(body["start_s"], "start_s"),
-        end_s=number(body["end_s"], "end_s"),
-        closed=choice(body["closed"], "closed", Closed),
-        features=_features(body["features"]),
-        profile=_period(body["profile"], "profile", frozenset(ATTRIBUTES)),
-        alone=_period(body["alone"], "alone", ACTIVITY_NAMES),
-        shared=_period(body["shared"], "shared", ACTIVITY_NAMES),
-        neighbours=_neighbours(body["neighbours"]),
-        token=text(body["token"], "token", TOKEN) if "token" in body else None,
-        one_process=body.get("one_process") is True,
-        gpus=whole(body["gpus"], "gpus", 255) if "gpus" in body else 1,
-        stopped_s=number(body.get("stopped_s", 0.0), "stopped_s"),
-        woken=whole(body.get("woken", 0), "woken", 2**31),
-        cpu_curve=_cpu_curve(body["cpu_curve"]) if "cpu_curve" in body else (),
-    )
-    _check_whole(record, body)
-    return record
-
-
-def _check_whole(record: Record, body: Mapping[str, Any]) -> None:
-    """What its fields must not say together."""
-    if "gpus" in body and record.gpus < 2:
-        raise bad("gpus", "is less than two")
-    if record.one_process != ("one_process" in body):
-        raise bad("one_process", "is not true")
+    body = record_object(raw, "record", {"v", *_REQUIRED}, frozenset(_OPTIONAL))
+    record = Record(**{name: check(body[name], name) for name, check in _CHECKS.items() if name in body})
     if record.end_s < record.start_s:
         raise bad("end_s", "is before start_s")
     if record.alone.shared_s or record.shared.alone_s:
         raise bad("alone, shared", "contradict themselves")
-    if record.scope is Scope.COMMAND and (record.stopped_s or record.woken):
-        raise bad("stopped_s, woken", "are in a record of a user's")
-    if record.scope is Scope.JOB:
-        for name in ("token", "cpu_curve"):
-            if getattr(record, name):
-                raise bad(name, "is in a record of a node")
+    others = ("token", "cpu_curve") if record.scope is Scope.JOB else ("stopped_s", "woken")
+    for name in others:
+        if getattr(record, name):
+            raise bad(name, f"is in a record of scope {record.scope}")
+    return record
