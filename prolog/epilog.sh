@@ -34,15 +34,6 @@ now() {
   fi
 }
 
-# Sets hold_ms from a number of seconds, 2 at the most; false if it is none.
-to_hold_ms() {
-  [[ $1 =~ ^([0-9])?(\.([0-9]{0,3})[0-9]*)?$ ]] || return
-  local thousandths=${BASH_REMATCH[3]}000
-  hold_ms=$((${BASH_REMATCH[1]:-0} * 1000 + 10#${thousandths:0:3}))
-  ((hold_ms <= 2000)) || hold_ms=2000
-  ((hold_ms > 0))
-}
-
 # Waits $1 seconds. A pipe that nobody writes to: that starts no process, unlike `sleep`, of which a busy node would run
 # hundreds.
 pause() {
@@ -140,7 +131,6 @@ write_holds() {
 # minute, or if the helper left a hold unanswered and has not shown since that it is alive.
 reserve_hold() {
   local holds begin end seen ok covered_ms=0 used_ms=0 line
-  gs_private_lock "$gs_node_dir/holds.lock"
   {
     flock -w 0.1 8 || return
     read_holds
@@ -173,7 +163,9 @@ note_hold() {
 
 hold_card() {
   local hold_ms now_ms begin_ms end_ms beat until_ms without jobs seen_beat answered=0 children=()
-  to_hold_ms "$gs_epiloghold" && gs_is_shared_partition && card_is_empty || return
+  LC_ALL=C printf -v hold_ms %.0f "${gs_epiloghold}e3"
+  ((hold_ms > 0)) && gs_is_shared_partition && card_is_empty || return
+  umask 077 # whoever can open a lock can hold it
   now
   end_ms=$((now_ms + hold_ms))
   if await_board && is_wanted && seen_beat=$beat && reserve_hold "$end_ms"; then
@@ -186,6 +178,20 @@ hold_card() {
   # One that hangs is left behind with its lock. Others who hold start their own.
   ((${#children[@]} == 0)) || kill -KILL "${children[@]}"
   ((${#children[@]} == 0)) || : >"$gs_node_dir/board"
+}
+
+# Takes the job out of DCGM's job mapping, whose files its sampler writes: a file a card, a line a job, others' lines
+# among them. In place: exporters watch the file itself.
+unmap_job() {
+  local file kept lock=$gs_dcgmjobmappingdir/.gpushare.lock
+  [[ -n $gs_dcgmjobmappingdir && -e $lock ]] || return
+  {
+    flock -w 0.2 9 || return
+    for file in "$gs_dcgmjobmappingdir"/*; do
+      [[ ${file##*/} =~ ^[0-9]{1,3}$ ]] && grep -qx -- "$gs_job" "$file" || continue
+      if kept=$(grep -vx -- "$gs_job" "$file"); then printf '%s\n' "$kept" >"$file"; else rm -f -- "$file"; fi
+    done
+  } 9<"$lock"
 }
 
 main() {
@@ -202,7 +208,7 @@ main() {
   gs_read_gpus || gs_read_registered_gpus
   for gpu in "${gs_gpus[@]}"; do files+=("$gs_node_dir/gpus/$gpu/$gs_job"); done
   rm -f -- "${files[@]}" "$gs_node_dir/epoch/$gs_job" "$gs_node_dir/tokens/$gs_job"
-  gs_dcgm remove
+  unmap_job
   hold_card
 }
 

@@ -30,6 +30,7 @@ start_sampler() {
   (
     cd / || exit
     gs_close_all
+    ((${#gs_gpus[@]})) || may_search || exit
     trap '' TERM INT HUP # until the sampler is up: an epilog may come before that
     IFS=, # joins the GPUs
     exec env -i "${kept[@]}" setsid nice -n 10 "$python" -I -m slurm_gpushare.node.sampler \
@@ -65,37 +66,17 @@ takes_part() {
   [[ ${SLURM_JOB_COMMENT:-} == *[gG][pP][uU][sS][hH][aA][rR][eE][:=]* ]]
 }
 
-# So many samplers may look for their jobs' GPUs at once: enough for jobs that start just after slurmctld. More would
-# only be a user's, whose CPU jobs have our word in their comments.
-SEARCHING_MOST=8
-
-# Whether a further one may look. A sampler looks as long as no GPU is registered for its job.
+# Whether a further sampler may look for its job's GPUs: eight at once are enough for jobs that start just after slurmctld,
+# and more would only be a user's, whose CPU jobs have our word in their comments. Each has a lock, as descriptor 9, until
+# its search is over (slurm_gpushare/node/sampler.py).
 may_search() {
-  local file found start registered=' ' searching=0
-  for file in "$gs_node_dir"/gpus/*/*; do registered+="${file##*/} "; done
-  for file in "$gs_node_dir"/jobs/*; do
-    [[ $registered == *" ${file##*/} "* ]] && continue
-    read -r found start _ <"$file" && gs_is_process "$found" "$start" && searching=$((searching + 1))
+  local slot
+  for slot in {1..8}; do
+    exec 9>>"$gs_node_dir/search.$slot" && flock -n 9 && return
   done
-  ((searching < SEARCHING_MOST))
-}
-
-run_sampler() {
-  start_sampler && echo "$pid ${gs_stat[GS_START]}" >"$pid_file"
-}
-
-# One after the other, so that jobs that start at once count each other.
-run_searching_sampler() {
-  local lock=$gs_node_dir/search.lock
-  gs_private_lock "$lock"
-  {
-    if flock -w 2 9 && may_search; then
-      run_sampler
-    else
-      printf '%(%Y-%m-%dT%H:%M:%S)T prolog[%s] job %s: not measured: Slurm names no GPU of it, and %s samplers look for theirs already\n' \
-        -1 "$$" "$gs_job" "$SEARCHING_MOST" >>"$gs_node_dir/sampler.log"
-    fi
-  } 9>"$lock"
+  printf '%(%Y-%m-%dT%H:%M:%S)T prolog[%s] job %s: not measured: Slurm names no GPU of it, and %s samplers look for theirs already\n' \
+    -1 "$$" "$gs_job" "$slot"
+  return 1
 }
 
 main() {
@@ -110,7 +91,6 @@ main() {
   for gpu in "${gs_gpus[@]}"; do
     : >"$gs_node_dir/gpus/$gpu/$gs_job"
   done
-  gs_dcgm add
 
   pid_file=$gs_node_dir/jobs/$gs_job
   if read -r pid start _ 2>/dev/null <"$pid_file" && gs_is_process "$pid" "$start"; then
@@ -122,7 +102,7 @@ main() {
     make_epoch_file "$gs_node_dir/epoch/$gs_job"
   fi
   find_python
-  if ((${#gs_gpus[@]})); then run_sampler; else run_searching_sampler; fi
+  start_sampler && echo "$pid ${gs_stat[GS_START]}" >"$pid_file"
 }
 
 main 2>/dev/null

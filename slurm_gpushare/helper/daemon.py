@@ -25,7 +25,7 @@ from slurm_gpushare.helper.promises import tell_nodes
 from slurm_gpushare.helper.publishing import Publisher
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.helper.tick import Helper, TickReport
-from slurm_gpushare.node.delivery import INCOMING
+from slurm_gpushare.node.delivery import NODES
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError
 from slurm_gpushare.protocol.files import hand_over
 from slurm_gpushare.protocol.history import ERRORS
@@ -281,8 +281,8 @@ class Daemon:
         log.info("reload", policy=self._helper.settings.policy)
 
     async def _look_for_news(self) -> None:
-        """Something that costs no request says that a record or a job has come."""
-        paths = (self._config.spool_dir / INCOMING, Path(self._slurm_conf.get("StateSaveLocation", os.devnull)))
+        """Something that costs no request, and that no user can make happen, says that a record or a job has come."""
+        paths = (self._config.spool_dir / NODES, Path(self._slurm_conf.get("StateSaveLocation", os.devnull)))
         news = await Work(_changed_at, (paths[0], paths[1] / "job_state"))
         before, self._news = self._news or news, news
         if news[0] != before[0] and not self._dry_run:

@@ -1,7 +1,7 @@
 """Records on their way to the controller: one file each, complete or not there at all, its author proven.
 
 A file's content is a munge credential around the record. Munge says which uid made it, which file ownership
-cannot: NFS with root_squash gives root's files to nobody.
+cannot: NFS with root_squash gives root's files to nobody. What cannot be left now waits on the node.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import sys
 from pathlib import Path
 
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.files import hand_over, replacing
-from slurm_gpushare.protocol.record import Record, RecordKind, encode_record
+from slurm_gpushare.protocol.files import hand_over, replace_text, replacing
+from slurm_gpushare.protocol.record import Record, RecordError, RecordKind, encode_record, parse_record
 from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.settings_in_force import last_good_path
 
+NODES = "nodes"
+"""Where root of the nodes leaves records: SlurmUser's directory, so that no user can fill it or make ticks by it."""
 INCOMING = "incoming"
+"""Where users leave theirs, and nodes whose root the file server takes for nobody."""
 REJECTED = "rejected"
 SUFFIX = ".rec"
 # Anyone may add a file, only its owner and ours may remove one, and nobody else can list them.
@@ -66,21 +70,22 @@ def send_record(record: Record, config: Config) -> None:
 
 
 def write_record(record: Record, spool_dir: Path, munge_socket: Path | None = None) -> Path:
-    """Leave the record in the spool, by rename; a failure leaves nothing behind."""
+    """Leave the record in the spool, by rename; a failure leaves nothing behind, and no directory is made."""
     credential = seal(encode_record(record), munge_socket)
-    incoming = spool_dir / INCOMING
-    path = incoming / spool_name(record)
-    try:
-        if not incoming.is_dir():
-            _make_incoming(incoming)
-        with replacing(path, 0o600, sync=True) as draft:  # ingest takes *.rec only
-            draft.write_text(credential, encoding="ascii")
-            _let_reader_read(draft)
-        if record.kind is RecordKind.FINAL:
-            path.with_name(path.name.replace(f"-f{SUFFIX}", f"-i{SUFFIX}")).unlink(missing_ok=True)
-    except OSError as error:
-        raise SpoolError(f"{incoming}: {error.strerror}", "Is SpoolDir there, writable and not full?") from error
-    return path
+    failure = OSError()
+    for directory in (spool_dir / NODES, spool_dir / INCOMING):
+        path = directory / spool_name(record)
+        try:
+            with replacing(path, 0o600, sync=True) as draft:  # ingest takes *.rec only
+                draft.write_text(credential, encoding="ascii")
+                _let_reader_read(draft)
+            if record.kind is RecordKind.FINAL:
+                path.with_name(path.name.replace(f"-f{SUFFIX}", f"-i{SUFFIX}")).unlink(missing_ok=True)
+        except OSError as error:
+            failure = error
+        else:
+            return path
+    raise SpoolError(f"{directory}: {failure.strerror}", "Is SpoolDir there, writable and not full?") from failure
 
 
 def _let_reader_read(path: Path) -> None:
@@ -101,7 +106,37 @@ def _handed_over(path: Path) -> bool:
     return True
 
 
-def _make_incoming(incoming: Path) -> None:
-    incoming.mkdir(parents=True, exist_ok=True)
-    incoming.chmod(INCOMING_MODE)
-    hand_over(incoming)  # its owner ingests, and must be able to remove files from the sticky directory
+class Undelivered:
+    """Final records that a node could not leave anywhere: root's, at most so many, and still there after a reboot."""
+
+    MOST = 1000
+
+    def __init__(self) -> None:
+        self._directory = last_good_path().parent / "undelivered"
+
+    def keep(self, record: Record) -> None:
+        """Take a record's place here, in place of the oldest if there are too many. Raises OSError."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self._waiting()[: -self.MOST + 1]:
+            path.unlink(missing_ok=True)
+        replace_text(self._directory / spool_name(record), encode_record(record), 0o600, sync=True)
+
+    def drop(self, record: Record) -> None:
+        """It has been left after all."""
+        (self._directory / spool_name(record)).unlink(missing_ok=True)
+
+    def deliver(self, config: Config, most: int = 20) -> None:
+        """Leave so many of those that wait, the oldest first; raises SpoolError where that cannot be yet."""
+        for path in self._waiting()[:most]:
+            try:
+                record = parse_record(path.read_bytes())
+            except FileNotFoundError:
+                continue  # another sampler was faster
+            except RecordError:
+                path.unlink(missing_ok=True)
+                continue
+            send_record(record, config)
+            path.unlink(missing_ok=True)
+
+    def _waiting(self) -> list[Path]:
+        return sorted(self._directory.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)

@@ -20,12 +20,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from slurm_gpushare.node.delivery import SpoolError, send_record
+from slurm_gpushare.node.delivery import SpoolError, Undelivered, send_record
 from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement
 from slurm_gpushare.node.nvml import Bounded, CardSearch, Stuck
 from slurm_gpushare.node.processes import JobStop, Members, cgroup_lister, scontrol_lister
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.record import Closed, RecordKind
+from slurm_gpushare.protocol.files import make_open_dir
+from slurm_gpushare.protocol.record import Closed, Record, RecordKind
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.protocol.stop_orders import BelievedOrder, StopOrder, order_file, read_order
@@ -35,13 +36,14 @@ _GONE_S = 300.0  # no process of the job for so long: its epilog has been missed
 _LATE_S = 10.0  # an epilog that comes so long after the last process: the job ended when that did
 _SEARCH_S = 120.0  # a job whose processes have been on no card for so long uses none
 _INTERIM_TO_STORE_S = 300.0
+_SEARCH_LOCK = 9  # the prolog's: so many samplers may search at once
 _BETWEEN_LOOKS_S = 1.0
 _BETWEEN_MAPPINGS_S = 5.0
 _GROWTH_S = 1.0  # between two records that tell of growing memory
 _RETRY_S = 5.0
 _ORDER_LIMIT_S = 2.0  # a file system that does not answer has no order for us
 _SEND_LIMIT_S = 10.0  # ... and must not keep a job standing still
-_RETRIES = 24  # a final record waits two minutes for a spool that is full or away
+_RETRIES = 24  # so often; then the record waits for the next sampler
 
 
 def log(message: str) -> None:
@@ -68,9 +70,10 @@ class Sampler:
         self._stop = JobStop(lister)
         self._order = BelievedOrder()
         self._orders, self._deliveries = Bounded(), Bounded()
+        self._undelivered = Undelivered()
         self._stopped_before: frozenset[int] = frozenset()
         self._gpus = gpus
-        self._mapped = set(gpus)  # what the prolog has told DCGM
+        self._mapped: set[int] = set()
         self._started_s = time.time()
         self._last_seen_s: float | None = None
         """When a process of the job was last seen; None if none was yet."""
@@ -82,6 +85,8 @@ class Sampler:
         """Sample until the epilog's signal, or until the job's processes have been gone for long."""
         self._wait_for_pid_file()
         gpus = self._gpus or self._find_cards()
+        if not self._gpus:
+            os.close(_SEARCH_LOCK)
         if gpus:
             self._measurement = self._measure(gpus)
             try:
@@ -144,16 +149,16 @@ class Sampler:
                 self._log("its processes are gone and no epilog came: ending")
                 self._state.forget(self._job_id)
                 break
-            if began >= next_look and began < look_until:
+            if began >= next_look:
                 next_look = began + _BETWEEN_MAPPINGS_S
-                self._map_further_cards(search)
+                self._map_cards(search, look=began < look_until)
             if measurement.profiling and self._state.epoch_is_over(self._job_id):
                 measurement.close_profile(Closed.EPOCH)
             # Nothing fences memory: when it grows the helper must know at once whether the two still fit.
             news = turned or (began - last_record >= _GROWTH_S and measurement.has_news)
             if began >= next_record or news:
                 last_record, next_record = began, began + interim_s
-                self._write(RecordKind.INTERIM)
+                self._send(self._records(RecordKind.INTERIM))
             if signal.sigtimedwait(_END, max(0.001, began + self._until_next_look_s() - time.monotonic())):
                 break
 
@@ -184,18 +189,21 @@ class Sampler:
         except Stuck:
             return None
 
-    def _map_further_cards(self, search: CardSearch) -> None:
-        """Tell DCGM of cards that the prolog was not told of; only a list of one card may lack some."""
+    def _map_cards(self, search: CardSearch, look: bool) -> None:
+        """Tell DCGM of the job's cards; with `look` of those too of which Slurm said nothing, where it named one."""
         directory = self._config.dcgm_job_mapping_dir
-        if directory is None or len(self._gpus) != 1 or self._config.gpus_per_node < 2:
+        if directory is None:
             return
-        if further := set(search.look()) - self._mapped:
+        wanted = set(self._gpus) - self._mapped
+        if look and len(self._gpus) == 1 and self._config.gpus_per_node > 1:
+            wanted = {*self._gpus, *search.look()} - self._mapped
+        if wanted:
             try:
-                if map_job(directory, self._job_id, further, lambda: self._state.is_wanted(self._job_id)):
-                    self._mapped |= further
+                if map_job(directory, self._job_id, wanted, lambda: self._state.is_wanted(self._job_id)):
+                    self._mapped |= wanted
             except OSError as why:
                 self._log(f"DCGM's job mapping: {why}")
-                self._mapped |= further  # said once
+                self._mapped |= wanted  # said once
 
     def _wait_for_pid_file(self) -> None:
         """The prolog writes it just after starting us; if it does not come, the epilog was even faster."""
@@ -204,27 +212,42 @@ class Sampler:
                 return
             time.sleep(0.05)
 
-    def _write(self, kind: RecordKind, end_s: float | None = None) -> bool:
-        """Spool a record for each card; False, and a line in the log, if one could not be."""
+    def _records(self, kind: RecordKind, end_s: float | None = None) -> list[Record]:
+        """One for each card, as they are now."""
+        stopped_s, woken = round(self._stop.stopped_s, 3), self._stop.woken
+        return [replace(it, stopped_s=stopped_s, woken=woken) for it in self._measurement.records(kind, end_s)]
+
+    def _send(self, records: Sequence[Record]) -> bool:
+        """Leave them, and what waits of earlier jobs; False, and a line in the log, if they could not be left."""
+        sent = False
         try:
-            for record in self._measurement.records(kind, end_s):
-                told = replace(record, stopped_s=round(self._stop.stopped_s, 3), woken=self._stop.woken)
-                self._deliveries.call(partial(send_record, told, self._config), _SEND_LIMIT_S)
-        except SpoolError as error:
+            for record in records:
+                self._deliveries.call(partial(send_record, record, self._config), _SEND_LIMIT_S)
+            sent = True
+            self._deliveries.call(partial(self._undelivered.deliver, self._config), _SEND_LIMIT_S)
+        except (SpoolError, OSError) as error:
             self._log(str(error))
         except Stuck:
             self._log(f"no record can be left: {self._config.records_to} has not answered for {_SEND_LIMIT_S:g} s")
-        else:
-            return True
-        return False
+        return sent
 
     def _finish(self, ended_s: float) -> None:
+        records = self._records(RecordKind.FINAL, ended_s)
+        if self._send(records):
+            return
+        try:
+            for record in records:
+                self._undelivered.keep(record)
+        except OSError as why:
+            self._log(f"the final record cannot be kept: {why}")
         for _ in range(_RETRIES):
-            if self._write(RecordKind.FINAL, ended_s):
-                return
             if signal.sigtimedwait(_END, _RETRY_S):
                 break
-        self._log("the final record is lost")
+            if self._send(records):
+                for record in records:
+                    self._undelivered.drop(record)
+                return
+        self._log("the final record waits for the next sampler of this node")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -245,7 +268,7 @@ def main(arguments: Sequence[str]) -> None:
     os._exit(0)  # a thread that hangs inside the driver must not keep the process
 
 
-# What prolog, epilog and sampler leave each other under StateDir (the shell's half is prolog/common.sh).
+# What prolog, epilog and sampler leave each other under StateDir (the shell's half is in prolog/).
 #
 #     nodes/NODE/jobs/JOB      pid and start time of the job's sampler
 #     nodes/NODE/gpus/N/JOB    the job was given GPU N
@@ -253,7 +276,7 @@ def main(arguments: Sequence[str]) -> None:
 #     nodes/NODE/tokens/JOB    the job carries a token
 #     nodes/NODE/holds         the epilogs' holds of the last minute: begin, end (ms), helper's beat, answered or not,
 # job
-#     nodes/NODE/search.lock   held while a prolog counts the samplers that look for their jobs' GPUs
+#     nodes/NODE/search.N      held by one of the samplers that look for their jobs' GPUs
 #     nodes/NODE/sampler.log   what the samplers had to say
 #
 # By node, since several slurmd may run on one machine.
@@ -313,13 +336,13 @@ class NodeState:
             registration.unlink(missing_ok=True)
 
 
-# DCGM's job mapping: a file for each card, a line for each job on it. Prolog and epilog write it (prolog/common.sh).
+# DCGM's job mapping: a file for each card, a line for each job on it. The epilog takes the job's lines away.
 #
 # A prolog is not told all cards of a job that has several whole ones: where each card has a type of its own, Slurm from
 # 23.11 on sets SLURM_JOB_GPUS to those of the last type. The sampler sees on which cards the job's processes are.
 
 
-_MAPPING_LOCK = ".gpushare.lock"  # the prolog's too
+_MAPPING_LOCK = ".gpushare.lock"  # the epilog's too
 _MAPPING_LOCK_S = 0.2
 
 
@@ -328,6 +351,7 @@ def map_job(directory: Path, job_id: int, gpus: Collection[int], runs: Callable[
 
     `runs`: whether the epilog has not come yet. It says so before it takes the job's lines away, under the same lock.
     """
+    make_open_dir(directory)
     with os.fdopen(os.open(directory / _MAPPING_LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
         if not _lock_mapping(lock.fileno()):
             return False

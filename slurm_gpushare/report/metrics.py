@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX
+from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX
 from slurm_gpushare.protocol.history import ERRORS, Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.report.job_figures import Distribution, gpu_s, lasted_s, saved_s, spread
@@ -43,7 +43,8 @@ class SpoolState:
 def spool_state(spool_dir: Path) -> SpoolState | None:
     """None where this user may not look."""
     try:
-        entries = [entry for entry in os.scandir(spool_dir / INCOMING) if entry.name.endswith(SUFFIX)]
+        places = [place for name in (NODES, INCOMING) if (place := spool_dir / name).is_dir() or name == INCOMING]
+        entries = [entry for place in places for entry in os.scandir(place) if entry.name.endswith(SUFFIX)]
         ages = [time.time() - entry.stat(follow_symlinks=False).st_mtime for entry in entries]
         rejected = spool_dir / REJECTED
         refused = sum(entry.name.endswith(SUFFIX) for entry in os.scandir(rejected)) if rejected.is_dir() else 0

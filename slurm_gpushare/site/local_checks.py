@@ -6,9 +6,10 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
-from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX, hold_dir, seal
+from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX, hold_dir, seal
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
@@ -127,7 +128,8 @@ def spool(config: Config) -> Iterator[Finding]:
         return
     waiting, odd = [], []
     try:
-        for entry in os.scandir(incoming):
+        nodes = config.spool_dir / NODES
+        for entry in chain(os.scandir(nodes) if nodes.is_dir() else (), os.scandir(incoming)):
             if entry.is_dir(follow_symlinks=False):
                 odd.append(entry.name)
             elif entry.name.endswith(SUFFIX):

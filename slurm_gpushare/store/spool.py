@@ -1,9 +1,9 @@
 """The spool directory, where nodes and users leave sealed records.
 
-``incoming/`` may be writable for everybody (mode 1733), so nothing in it is trusted: not a name, not a kind of file,
-not how many there are. A file is never opened through a link, never read further than a record can be long, never
-waited for. Every look at the directory is bounded, nodes' files come first, and whatever cannot be used or moved is
-passed over: one entry of a user's must never stop the helper.
+Nodes leave theirs in ``nodes/``, which is SlurmUser's. ``incoming/`` may be writable for everybody (mode 1733), so
+nothing in it is trusted: not a name, not a kind of file, not how many there are. A file is never opened through a link,
+never read further than a record can be long, never waited for. Every look at the directory is bounded, nodes' files
+come first, and whatever cannot be used or moved is passed over: one entry of a user's must never stop the helper.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from sqlalchemy import select
 
-from slurm_gpushare.node.delivery import INCOMING, REJECTED, SUFFIX
+from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.files import hand_over
+from slurm_gpushare.protocol.files import make_open_dir
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database
@@ -45,9 +45,13 @@ _SQUASHED_UID = 65534
 
 
 class Spool:
-    """``incoming/`` and ``rejected/``. `counts` tells what was removed or had to be left, since they were last read."""
+    """``nodes/``, ``incoming/`` and ``rejected/``.
+
+    `counts` tells what was removed or had to be left, since they were last read.
+    """
 
     def __init__(self, directory: Path, node_uids: Collection[int] = (0,)) -> None:
+        self.nodes = directory / NODES
         self.incoming = directory / INCOMING
         self.rejected = directory / REJECTED
         self.counts: Counter[str] = Counter()
@@ -61,14 +65,15 @@ class Spool:
         users: dict[int, list[Path]] = {}
         files: Counter[int] = Counter()
         size: Counter[int] = Counter()
-        for entry in self._next_entries():
+        for entry in chain(islice(self._scan(self.nodes), ENTRIES_A_LOOK), self._next_entries()):
             try:
                 status = entry.stat(follow_symlinks=False)
             except OSError:
                 continue  # another ingest was faster
             path, uid = Path(entry.path), status.st_uid
             if stat.S_ISDIR(status.st_mode):
-                self._remove_directory(path)
+                # Nobody of ours makes one. A user's that is not empty can only be removed by the user or by root.
+                self._remove(path, "stray", Path.rmdir)
                 continue
             files[uid] += 1
             size[uid] += status.st_size
@@ -98,18 +103,18 @@ class Spool:
         path = arrival.path
         assert path is not None
         try:
-            if _identity(path.lstat()) == arrival.identity:
-                path.unlink()
-        except FileNotFoundError:
-            return
+            taken = _identity(path.lstat()) == arrival.identity
         except OSError:
-            self._leave(path)
+            return
+        if taken:
+            self._remove(path)
 
     def reject(self, path: Path, reason: str) -> None:
         """Move a file to ``rejected/`` under a name of our own, its reason beside it; what is no plain file goes."""
         try:
             status = path.lstat()
-            target = self._make_rejected() / f"u{status.st_uid}-{secrets.token_hex(6)}{SUFFIX}"
+            make_open_dir(self.rejected, 0o700)
+            target = self.rejected / f"u{status.st_uid}-{secrets.token_hex(6)}{SUFFIX}"
             target.with_name(target.name + ".reason").write_text(reason + "\n", encoding="utf-8")
             if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
                 path.rename(target)
@@ -142,49 +147,30 @@ class Spool:
         found = list(islice(self._entries, ENTRIES_A_LOOK))
         if not found:
             self._stuck = self._stuck if len(self._stuck) < _STUCK_REMEMBERED else set()
-            self._entries = self._scan()
+            self._entries = self._scan(self.incoming)
             found = list(islice(self._entries, ENTRIES_A_LOOK))
         return (entry for entry in found if entry.name not in self._stuck)
 
-    def _scan(self) -> Iterator[os.DirEntry[str]]:
+    def _scan(self, directory: Path) -> Iterator[os.DirEntry[str]]:
         try:
-            with os.scandir(self.incoming) as entries:
+            with os.scandir(directory) as entries:
                 yield from entries
         except FileNotFoundError:
-            return
+            if directory is self.nodes and self.incoming.is_dir():
+                make_open_dir(directory, 0o700)
         except OSError as why:
-            raise GpushareError(f"{self.incoming}: cannot be read: {why.strerror}", "Check SpoolDir.") from why
+            raise GpushareError(f"{directory}: cannot be read: {why.strerror}", "Check SpoolDir.") from why
 
-    def _make_rejected(self) -> Path:
-        if not self.rejected.is_dir():
-            self.rejected.mkdir(mode=0o700)
-            hand_over(self.rejected)
-        return self.rejected
-
-    def _remove(self, path: Path, why: str) -> None:
+    def _remove(self, path: Path, why: str = "", how: Callable[[Path], None] = Path.unlink) -> None:
         try:
-            path.unlink()
+            how(path)
         except FileNotFoundError:
             return
         except OSError:
-            self._leave(path)
+            self.counts["stuck"] += 1
+            self._stuck.add(path.name)
         else:
-            self.counts[why] += 1
-
-    def _remove_directory(self, path: Path) -> None:
-        """Nobody of ours makes one. A user's that is not empty can only be removed by the user or by root."""
-        try:
-            path.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:
-            self._leave(path)
-        else:
-            self.counts["stray"] += 1
-
-    def _leave(self, path: Path) -> None:
-        self.counts["stuck"] += 1
-        self._stuck.add(path.name)
+            self.counts.update([why] if why else [])
 
 
 def read_record(path: Path) -> Arrival | Refusal | None:

@@ -128,8 +128,8 @@ def test_directories_in_the_spool_are_tried_once(
     made = f"cd {incoming} && seq -f 'd%.0f.rec/in' {count} | xargs mkdir -p"
     site.testbed.run(["sh", "-c", made], user=USER, cwd=home_of(site.testbed), timeout_s=600)
     daemon, tried = site.daemon(), []
-    remove = Spool._remove_directory
-    monkeypatch.setattr(Spool, "_remove_directory", lambda spool, path: (tried.append(path), remove(spool, path)))
+    remove = Spool._remove
+    monkeypatch.setattr(Spool, "_remove", lambda *arguments: (tried.append(arguments[1]), remove(*arguments)))
     tick(site, daemon)
     first = len(tried)
     tried.clear()

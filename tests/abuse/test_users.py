@@ -255,7 +255,7 @@ def test_the_sampler_knows_nothing_of_the_jobs_environment(testbed: Testbed, ver
 def test_nothing_of_a_nodes_state_is_a_users_to_write(testbed: Testbed, verdict: Verdict) -> None:
     configure(testbed, DcgmJobMappingDir=str(testbed.dir / "dcgm"))
     job = start(testbed, "sleep 600")
-    until(lambda: samplers(testbed))
+    until(lambda: samplers(testbed) and list(testbed.dir.glob("dcgm/0")))
     open_to_all = [
         str(path.relative_to(testbed.dir))
         for top in (node_dir(testbed), testbed.dir / "dcgm")

@@ -85,16 +85,19 @@ def open_credential(testbed: Testbed, path: Path) -> tuple[int, Record] | None:
     return (int(found.group(1)), parse_record(payload)) if found else None
 
 
-def spooled(testbed: Testbed, kind: RecordKind) -> list[tuple[int, Record]]:
+def spooled_files(testbed: Testbed, kind: RecordKind) -> list[Path]:
+    """Records that wait, wherever nodes and users leave them."""
     suffix = "f" if kind is RecordKind.FINAL else "i"
-    paths = (testbed.layout.gpushare / "spool" / "incoming").glob(f"*-{suffix}.rec")
-    return [found for path in paths if (found := open_credential(testbed, path))]
+    return list((testbed.layout.gpushare / "spool").glob(f"[in]*/*-{suffix}.rec"))
+
+
+def spooled(testbed: Testbed, kind: RecordKind) -> list[tuple[int, Record]]:
+    return [found for path in spooled_files(testbed, kind) if (found := open_credential(testbed, path))]
 
 
 def final_records(testbed: Testbed, count: int = 1, timeout_s: float = 120.0) -> dict[int, Record]:
     """Final records by job, once there are `count`."""
-    incoming = testbed.layout.gpushare / "spool" / "incoming"
-    until(lambda: len(list(incoming.glob("*-f.rec"))) >= count, timeout_s)
+    until(lambda: len(spooled_files(testbed, RecordKind.FINAL)) >= count, timeout_s)
     return {record.job_id: record for _, record in spooled(testbed, RecordKind.FINAL)}
 
 

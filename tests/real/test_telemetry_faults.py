@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +42,7 @@ def test_prolog_and_epilog_may_run_twice(testbed: Testbed) -> None:
     [pid] = samplers(testbed)
     assert hook_script(testbed, "prolog", 900001).returncode == 0
     assert samplers(testbed) == [pid]
-    until(lambda: list((testbed.layout.gpushare / "spool" / "incoming").glob("*-i.rec")))
+    until(lambda: spooled(testbed, RecordKind.INTERIM))
     for _ in range(2):
         assert hook_script(testbed, "epilog", 900001).returncode == 0
     until(lambda: not Path(f"/proc/{pid}").exists())
@@ -213,6 +216,36 @@ def test_a_full_disk_costs_no_job_and_a_record_waits_for_room(testbed: Testbed, 
     until(lambda: not list((full_disk / "incoming").iterdir()))  # but for the moment of another try
     (full_disk / "filler").unlink()
     until(lambda: list((full_disk / "incoming").glob(f"gpu0-{job}-*-f.rec")))
+
+
+def test_a_record_outlives_a_reboot_of_its_node_while_the_spool_is_away(testbed: Testbed) -> None:
+    spool = testbed.layout.gpushare / "spool"
+    away = spool.with_name("unmounted")
+    job = start_measured(testbed, workload(work_s=2))
+    spool.rename(away)
+    waits = testbed.layout.gpushare / "undelivered"
+    try:
+        wait_for(testbed, job, ["COMPLETED"])
+        until(lambda: list(waits.glob(f"gpu0-{job}-*-f.rec")))
+        assert not spool.exists(), "nodes make no directory that is not theirs"
+        # The node reboots: whatever runs there dies, and /run is empty.
+        for pid in Path("/proc").glob("[0-9]*"):
+            if f"node.sampler\0{job}\0".encode() in read_bytes_or_none(pid / "cmdline"):
+                os.kill(int(pid.name), signal.SIGKILL)
+        shutil.rmtree(node_dir(testbed))
+    finally:
+        away.rename(spool)
+    following = start(testbed, workload(work_s=1))
+    wait_for(testbed, following, ["COMPLETED"])
+    assert final_records(testbed, 2).keys() == {job, following}
+    until(lambda: not list(waits.iterdir()))
+
+
+def read_bytes_or_none(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.parametrize("state_dir", ["/proc/nowhere", "/dev/null/x"])

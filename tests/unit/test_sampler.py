@@ -20,7 +20,8 @@ JOB, START_S = 7, 1_800_000_000.0
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("GPUSHARE_LAST_GOOD", str(tmp_path / "last-good"))
     return parse_config(f"StateDir={tmp_path}/state\nSpoolDir={tmp_path}/spool\n")
 
 
@@ -145,7 +146,7 @@ def test_dcgm_hears_of_every_card_of_a_job_and_of_none_after_its_end(tmp_path: P
     assert (tmp_path / "1").read_text() == "4242\n7\n"
 
 
-def test_dcgm_s_files_wait_for_a_prolog_that_writes_them(tmp_path: Path) -> None:
+def test_dcgm_s_files_wait_for_an_epilog_that_writes_them(tmp_path: Path) -> None:
     with (tmp_path / ".gpushare.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert not map_job(tmp_path, 7, {1}, lambda: True)

@@ -98,13 +98,14 @@ def _nvml(line: str, site: ChaosSite, pause: Pause) -> None:
 
 
 def _dead_spool(site: ChaosSite, pause: Pause) -> None:
-    incoming = site.config.spool_dir / "incoming"
-    aside = incoming.with_name("incoming.away")
-    incoming.rename(aside)
-    incoming.write_text("not a directory\n")
+    places = [place for name in ("incoming", "nodes") if (place := site.config.spool_dir / name).is_dir()]
+    for place in places:
+        place.rename(place.with_name(f"{place.name}.away"))
+        place.write_text("not a directory\n")
     pause(20)
-    incoming.unlink()
-    aside.rename(incoming)
+    for place in places:
+        place.unlink()
+        place.with_name(f"{place.name}.away").rename(place)
 
 
 # -- slurm's commands ----------------------------------------------------------------------------
