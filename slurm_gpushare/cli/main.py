@@ -28,6 +28,7 @@ FOR_ADMINISTRATORS = {
     "assess": "Say what sharing would do here, from the site's own history.",
     "configure": "Print what to add to the site's files, each line with its reason.",
     "doctor": "Check the set-up, each line with its fix.",
+    "card-check": "Try on a real card what slurm-gpushare relies on.",
     "backfill": "Run the backfill helper: place complementary jobs on the same card.",
     "release": "Give pending jobs that we touched their original requests back.",
     "off": "Take nodes or cards out of sharing at once, without a drain.",
@@ -38,7 +39,7 @@ FOR_ADMINISTRATORS = {
 }
 SECTIONS = {"Commands for users": FOR_USERS, "Commands for administrators": FOR_ADMINISTRATORS}
 """Subcommands and their help, so that ``gpushare --help`` imports none of them. Each is a function of that name."""
-_MODULES = {"release": "backfill", "jobs": "status", "on": "off"}
+_MODULES = {"card-check": "card_check", "release": "backfill", "jobs": "status", "on": "off"}
 """Where that is not the module of the same name."""
 _EARLIER = {"model": "kb clusters", "ingest": "db ingest"}
 """Words of earlier releases, which work and are not shown, and what they are called now."""
@@ -73,7 +74,7 @@ class LazyGroup(click.Group):
         if name not in self.list_commands(ctx):
             return None
         module = importlib.import_module(f"{self.PACKAGE}.{self.MODULES.get(name, name)}")
-        command = getattr(module, name)
+        command = getattr(module, name.replace("-", "_"))
         for word in rest:
             command = command.commands[word]
         assert isinstance(command, click.Command)

@@ -60,7 +60,7 @@ class NvmlCard:
     """A card that is open for reading."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle
+        self.handle = handle
         self._seen: dict[int, tuple[int, float]] = {}  # by process: its last sample, and when we saw it
         self._reports_processes = True
         name = _ask(pynvml.nvmlDeviceGetName, handle)
@@ -75,8 +75,8 @@ class NvmlCard:
 
         PCIe counters alone hold the caller for 20 ms each on real cards, which is why they can be left out.
         """
-        rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
-        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
+        rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, self.handle)
+        memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, self.handle)
         return CardSample(
             util_pct=rates and float(rates.gpu),
             mem_access_pct=rates and float(rates.memory),
@@ -87,7 +87,7 @@ class NvmlCard:
         )
 
     def _other(self) -> dict[str, float]:
-        handle = self._handle
+        handle = self.handle
         values: dict[str, float | None] = {
             "temperature_c": _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             "sm_clock_mhz": _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
@@ -107,7 +107,7 @@ class NvmlCard:
         return {name: float(value) for name, value in values.items() if value is not None}
 
     def _processes(self) -> dict[int, ProcessLoad] | None:
-        running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
         if running is None:
             return None
         used = {int(process.pid): process.usedGpuMemory for process in running}
@@ -145,7 +145,7 @@ class NvmlCard:
 
     def _new_samples(self, since_us: int) -> Sequence[Any]:
         try:
-            samples: Sequence[Any] = pynvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
+            samples: Sequence[Any] = pynvml.nvmlDeviceGetProcessUtilization(self.handle, since_us)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
                 self._reports_processes = False

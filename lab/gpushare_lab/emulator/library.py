@@ -13,6 +13,8 @@ from slurm_gpushare.protocol.files import replacing
 NAME = "libnvidia-ml.so.1"
 SOURCES = [Path(__file__).with_name(name) for name in ("card.c", "nvml.c", "sensors.c")]
 FLAGS = ["-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{NAME}"]
+CUDA = "libcuda.so.1"
+CUDA_SOURCES = [Path(__file__).with_name(name) for name in ("card.c", "cuda.c")]
 _ALWAYS = ["-std=gnu11", "-O2", "-Wall", "-Wextra"]
 
 
@@ -23,6 +25,12 @@ def build_library(target_dir: Path) -> Path:
     library already: they keep the old file.
     """
     return compile_c(target_dir / NAME, [*FLAGS, *map(str, SOURCES)])
+
+
+def build_cuda(target_dir: Path) -> Path:
+    """Compile libcuda's stand-in, which card-check needs, beside the emulated NVML."""
+    options = ["-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{CUDA}"]
+    return compile_c(target_dir / CUDA, [*options, *map(str, CUDA_SOURCES)])
 
 
 def compile_c(target: Path, arguments: Sequence[str]) -> Path:
