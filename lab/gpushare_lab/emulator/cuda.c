@@ -77,7 +77,7 @@ static void join_mps(void)
 {
     const char *dir = getenv("CUDA_MPS_PIPE_DIRECTORY");
     char path[sizeof mps_dir + 64], text[16];
-    snprintf(mps_dir, sizeof mps_dir, "%s", dir && *dir ? dir : "/tmp/nvidia-mps");
+    snprintf(mps_dir, sizeof mps_dir, "%s", dir && *dir ? dir : "/nonexistent");
     snprintf(path, sizeof path, "%s/clients/%d", mps_dir, getpid());
     if (!mps_file("nvidia-cuda-mps-control.pid", text, sizeof text)) {
         mps_dir[0] = 0;
