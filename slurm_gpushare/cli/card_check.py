@@ -87,6 +87,6 @@ def _write_pairs(path: Path, model: str, grid: Mapping[str, Any]) -> None:
     from slurm_gpushare.protocol.tokens import new_token
 
     loads = [(new_token(), load) for load in grid["loads"]]
-    pairs = ((*loads[a], *loads[b], rate_a, rate_b) for a, b, rate_a, rate_b in grid["pairs"])
+    pairs = ((*loads[a], *loads[b], min(rate_a, 1.0), min(rate_b, 1.0)) for a, b, rate_a, rate_b in grid["pairs"])
     header = ("profile_a", "load_a", "profile_b", "load_b", "gpu_model", "feasible", "rate_a", "rate_b")
     write_rows(path, header, ((*pair[:4], model, 1, *pair[4:]) for pair in pairs))
