@@ -133,15 +133,15 @@ class Site:
         return "\n".join(self.testbed.run(command).stdout for command in asked)
 
     @contextmanager
-    def process(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """``gpushare backfill`` as a process of its own."""
+    def process(self, *options: str, works: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+        """``gpushare backfill`` as a process of its own; unless it need not work, it has when this begins."""
         HookFile(self.config.hook_file).beat(0)
         command = [sys.executable, "-m", "slurm_gpushare", "backfill", *options]
         with (self.testbed.dir / "log" / "backfill.log").open("ab") as log:
             argv, env = self.testbed.command(command, user=self.testbed.slurm_user)
             process = subprocess.Popen(argv, env=env, stderr=log, stdout=log)
         try:
-            assert wait_until(self.alive, 60), "the helper does not come up"
+            assert not works or wait_until(self.alive, 60), "the helper does not come up"
             yield process
         finally:
             if process.poll() is None:

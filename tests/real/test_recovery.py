@@ -132,11 +132,11 @@ def test_damage_where_no_tick_reads_stops_the_helper_and_monitoring_sees_it(site
     overwrite_table(store_file(site), "broken_promise")
     give(store_file(site), site)
     log = site.testbed.dir / "log" / "backfill.log"
-    with site.process():
+    with site.process(works=False):  # it may see the damage before its first tick
         assert wait_until(lambda: "is damaged" in log.read_text(), 60)
         seen_s = HookFile(site.config.hook_file).heartbeat_s()
         figures = gpushare(site, "metrics").stdout.splitlines()
-        assert f"gpushare_helper_heartbeat_seconds {seen_s}" in figures
+        assert f"gpushare_helper_heartbeat_seconds {seen_s or 0}" in figures
         assert wait_until(lambda: log.read_text().count("is damaged") >= 2, 60)
         assert HookFile(site.config.hook_file).heartbeat_s() == seen_s, "it is not taken for alive"
     assert gpushare(site, "db", "check", check=False).returncode == 3
