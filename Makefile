@@ -3,11 +3,13 @@ PY := .venv/bin/python
 # The tests have jobs of ordinary users, who must be able to read this checkout.
 READABLE := scripts/readable.sh
 export OMP_NUM_THREADS := 1
+# Slurm 22.05, 24.11 and 26.05, for the targets that try several.
+SUITES ?= bookworm trixie forky
 # Pairs with measured telemetry, where they are: only with these do figures of workloads not seen before mean something.
 DATA := $(abspath $(or $(GPUSHARE_DATA),../shared/data))
 PAPER_DATA := $(if $(wildcard $(DATA)/rtx3090_pairs.csv),--pairs $(DATA)/rtx3090_pairs.csv --profiles $(DATA)/rtx3090_profiles.csv)
 
-.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix dist test-packages afternoon reference setup clean
+.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix dist test-packages afternoon reference docs pypi setup clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,12 +36,12 @@ test: lint ## all tests, on a real Slurm
 
 # One release after the other: the tests with daemons, chaos and abuse in their short forms, and the request matrix's.
 test-versions: setup ## the same with chaos, abuse and the matrix in short, on Slurm 22.05, 24.11 and 26.05
-	for suite in bookworm trixie forky; do \
+	for suite in $(SUITES); do \
 		$(READABLE) $(PY) -m pytest -q -n 2 --dist loadfile tests/real tests/abuse -m "not alone and not full" --slurm $$suite && \
 		$(READABLE) $(PY) -m pytest -q tests/real -m alone --slurm $$suite || exit 1; done
 
 abuse: setup ## what hostile users may try, as a table, on Slurm 22.05, 24.11 and 26.05
-	for suite in bookworm trixie forky; do $(READABLE) $(PY) -m pytest -q tests/abuse --slurm $$suite || exit 1; done
+	for suite in $(SUITES); do $(READABLE) $(PY) -m pytest -q tests/abuse --slurm $$suite || exit 1; done
 
 chaos: setup ## real faults while 200 jobs of several users come and go on Slurm 24.11; table, and out/chaos.json
 	@$(READABLE) $(PY) -m gpushare_lab.chaos
@@ -54,7 +56,7 @@ bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench
 
 matrix: setup ## every way to ask for GPUs, without us, with us, and with us broken; tables in out/matrix
-	for suite in bookworm trixie forky; do $(READABLE) $(PY) scripts/request_matrix.py $$suite out/matrix/$$suite.md || exit 1; done
+	for suite in $(SUITES); do $(READABLE) $(PY) scripts/request_matrix.py $$suite out/matrix/$$suite.md || exit 1; done
 
 dist: setup ## the wheel, Debian packages and RPMs, in dist/
 	$(PY) packaging/build.py
@@ -70,6 +72,23 @@ afternoon: setup ## an administrator's afternoon on a throw-away Slurm: install,
 
 reference: setup ## write the man pages and the reference pages from the code
 	$(PY) scripts/make_reference.py
+
+DOCS := build/docs-env
+$(DOCS)/.installed: requirements/docs.txt | setup
+	/usr/bin/python3 -m venv $(DOCS)
+	$(DOCS)/bin/pip install -qq --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+# Material says at each build that it has a successor.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(DOCS)/.installed ## docs/ as a searchable site in build/site, strict about links and anchors
+	$(DOCS)/bin/mkdocs build --quiet --strict
+	@echo "docs: open build/site/index.html"
+
+pypi: $(DOCS)/.installed ## both distributions as sdist and wheel in dist/pypi, with PyPI's own check of what it will show
+	rm -rf dist/pypi
+	for part in . lab; do $(PY) -m build --no-isolation --outdir dist/pypi $$part >/dev/null || exit 1; done
+	$(DOCS)/bin/twine check --strict dist/pypi/*
 
 clean: ## remove what the targets above made, but not .venv
 	rm -rf build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Write requirements/test.txt: every package of the test environment, with its version and the hash of its file.
+"""Write requirements/*.txt: every package of an environment, for tests and docs, with version and hash of its file.
 
 .venv/bin/python scripts/lock.py
 """
@@ -10,24 +10,29 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "controller,mariadb,test"
 LAB = ["matplotlib>=3.7"]  # what lab/setup.cfg asks for beside the product
 
+WANTED = {
+    "test": ("scripts/setup.sh", ["setuptools", "wheel", f"{ROOT}[{EXTRAS}]", *LAB]),
+    "docs": ("make docs", ["mkdocs-material>=9.5", "twine>=5"]),
+}
 HEAD = """\
-# The test environment, locked: Python 3.11 on Linux, x86_64. scripts/setup.sh installs exactly these files.
+# The {name} environment, locked: Python 3.11 on Linux, x86_64. {user} installs exactly these files.
 # Written by scripts/lock.py: run it after a change of setup.cfg.
 """
 
 
-def resolved() -> list[dict[str, str]]:
+def resolved(wanted: Sequence[str]) -> list[dict[str, str]]:
     """What pip would install into an empty environment now."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         argv = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--report",
-                str(report), "setuptools", "wheel", f"{ROOT}[{EXTRAS}]", *LAB]  # fmt: skip
+                str(report), *wanted]  # fmt: skip
         subprocess.run(argv, check=True)
         found = json.loads(report.read_text())["install"]
     packages = []
@@ -40,10 +45,11 @@ def resolved() -> list[dict[str, str]]:
 
 
 def main() -> None:
-    lines = [f"{each['name']}=={each['version']} --hash=sha256:{each['sha256']}\n" for each in resolved()]
-    path = ROOT / "requirements" / "test.txt"
-    path.write_text(HEAD + "".join(lines))
-    print(f"{path}: {len(lines)} packages")
+    for name, (user, wanted) in WANTED.items():
+        lines = [f"{each['name']}=={each['version']} --hash=sha256:{each['sha256']}\n" for each in resolved(wanted)]
+        path = ROOT / "requirements" / f"{name}.txt"
+        path.write_text(HEAD.format(name=name, user=user) + "".join(lines))
+        print(f"{path}: {len(lines)} packages")
 
 
 if __name__ == "__main__":
