@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,14 +77,74 @@ def table(
     return "\n".join(aligned)
 
 
+Fields = Mapping[str, tuple[Column, Callable[[Any], Cell]]]
+"""What a list can show of each of its items, by the names that ``-o`` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """How a list is wanted: its columns, and whether for people, for scripts or as JSON."""
+
+    fields: Fields
+    chosen: tuple[str, ...]
+    header: bool
+    parsable: bool
+    as_json: bool
+
+    @property
+    def for_people(self) -> bool:
+        return self.header and not (self.parsable or self.as_json)
+
+    def text(self, items: Iterable[Any], **other: tuple[Column, Callable[[Any], Cell]]) -> str:
+        """A line an item; `other` are fields that only the caller can tell."""
+        columns = [{**self.fields, **other}[name] for name in self.chosen]
+        rows = [[value(item) for _, value in columns] for item in items]
+        return table(
+            [column for column, _ in columns], rows, header=self.header, delimiter="|" if self.parsable else None
+        )
+
+
+def listing(fields: Fields, default: Sequence[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A command that prints a list: ``-o -n -P --json``, which it is given as `listing`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(names: str | None, noheader: bool, parsable2: bool, as_json: bool, *args: Any, **options: Any) -> Any:
+            chosen = tuple(name.strip().lower() for name in names.split(",")) if names else tuple(default)
+            if unknown := [name for name in chosen if name not in fields]:
+                raise BadInput(f"no field '{unknown[0]}'", f"There are: {', '.join(fields)}.")
+            wanted = Listing(fields, chosen, not noheader, parsable2, as_json)
+            return command(*args, listing=wanted, **options)
+
+        columns = f"Columns: {','.join(fields)}."
+        for option in (
+            JSON,
+            click.option("-P", "--parsable2", is_flag=True, help="Separate columns by | without padding."),
+            click.option("-n", "--noheader", is_flag=True, help="No header and no lines below the table."),
+            click.option("-o", "--format", "names", metavar="FIELDS", help=columns),
+        ):
+            run = option(run)
+        return run
+
+    return decorate
+
+
 def wrapped(sentence: str) -> str:
     """A sentence in lines of at most 80 columns."""
     return textwrap.fill(sentence, 80, break_on_hyphens=False, break_long_words=False)
 
 
 def echo_json(data: Any) -> None:
-    """Print `data` for scripts: one JSON document, stable key order."""
-    click.echo(json.dumps(data, indent=2, sort_keys=True, allow_nan=False))
+    """Print `data` for scripts: one JSON document, stable key order; what is no number is null."""
+    click.echo(json.dumps(_finite(data), indent=2, sort_keys=True, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and math.isnan(data) else data
 
 
 def echo_models(documents: Sequence[dict[str, Any]]) -> None:
@@ -105,21 +167,10 @@ def warn(message: str) -> None:
     click.echo(f"gpushare: warning: {' '.join(message.split())}", err=True)
 
 
-class _Silent:
-    """A bar that nobody sees."""
-
-    def update(self, n_steps: int) -> None:
-        """Nothing to show."""
-
-
-@contextmanager
-def progress(label: str, length: int) -> Iterator[Any]:
-    """A bar on stderr for work over about two seconds; silent where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield _Silent()
-        return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-        yield bar
+def progress(label: str, length: int) -> Any:
+    """A bar on stderr, with ``update``, for work over about two seconds; silent where stderr is no terminal."""
+    shown = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    return click.progressbar(length=length, label=label, file=shown)
 
 
 # Pages that commands write: can they be, and may they replace what is there?
@@ -159,8 +210,6 @@ def write_page(path: Path, text: str) -> None:
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-NO_HEADER = click.option("-n", "--noheader", is_flag=True, help="No header and no lines below the table.")
-PARSABLE = click.option("-P", "--parsable2", is_flag=True, help="Separate columns by | without padding.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say what would be done; change nothing.")
 YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 HTML = click.option("--html", type=FILE, help="Write a self-contained page to this file.")
@@ -253,13 +302,6 @@ def _check(kind: str, wanted: Iterable[str], known: Iterable[str]) -> None:
         raise BadInput(f"there is no {kind} '{unknown[0]}'", hint)
 
 
-def check_counts(gpus: int, jobs: int | None) -> None:
-    if gpus < 1:
-        raise BadInput(f"--gpus {gpus}: at least one is needed")
-    if jobs is not None and jobs < 1:
-        raise BadInput(f"--jobs {jobs}: at least one is needed")
-
-
 def check_directory(option: str, path: Path | None) -> None:
     """Before a long run: is there a directory for the file that is written at its end?"""
     if path is None:
@@ -268,13 +310,6 @@ def check_directory(option: str, path: Path | None) -> None:
         raise BadInput(f"{option} {path}: no directory {path.parent}", "Make it first.")
     if why := why_not_writable(path.parent):
         raise BadInput(f"{option} {path}: cannot be written: {why}", "Name another file.")
-
-
-def check_new_directory(option: str, path: Path) -> None:
-    """Before a long run: can this directory be made, unless it is there, and written to?"""
-    there = next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))
-    if why := why_not_writable(there):
-        raise BadInput(f"{option} {path}: cannot be written to: {why}", "Name another directory.")
 
 
 def why_not_writable(directory: Path) -> str | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +19,20 @@ from slurm_gpushare.cli.console import (
     echo_json,
     echo_models,
     right,
+    settings,
     table,
 )
 from slurm_gpushare.cli.kb_clusters import clusters
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.text import counted, moment
 
 if TYPE_CHECKING:
     from slurm_gpushare.helper.site_knowledge import Figure5
     from slurm_gpushare.knowledge.learning import LearnedKnowledge
-    from slurm_gpushare.protocol.settings import Config
-    from slurm_gpushare.store import Store
 
 
+_OF_A_CELL = ("victim", "neighbour", "rate", "sd", "pairs")
+_HEADER = ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b")
 MODEL = click.option("--gpu-model", help="The GPU model to use of files that mix several.")
 
 
@@ -96,8 +98,7 @@ def predict(kb_file: Path | None, profiles: Path, observed: Path | None, out: Pa
                 both = (f"{mean[i][j]:.5f}", f"{mean[j][i]:.5f}", f"{low[i][j]:.5f}", f"{low[j][i]:.5f}")
                 yield (a, names[j], asked.gpu_model, int(fits[i][j]), *both)
 
-    header = ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b", "low_a", "low_b")
-    write_rows(out, header, rows())
+    write_rows(out, (*_HEADER, "low_a", "low_b"), rows())
     click.echo(f"{len(names)} profiles, {len(names) * (len(names) + 1) // 2} pairs; wrote {out}")
 
 
@@ -111,7 +112,6 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
     A running helper takes it on SIGHUP (systemctl reload gpushare-backfill); what it has learned of tokens is kept.
     'gpushare status' says which one it runs on.
     """
-    from slurm_gpushare.cli.console import settings
     from slurm_gpushare.helper.learner import base_in_force, base_name
     from slurm_gpushare.knowledge.kb import KnowledgeBase
     from slurm_gpushare.store import Store
@@ -143,58 +143,40 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
     from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb
 
     if kb_file or shipped:
-        base = KnowledgeBase.load(kb_file) if kb_file else default_kb()
-        figures = [of_base(base)]
+        figures = [[of_base(KnowledgeBase.load(kb_file) if kb_file else default_kb())]]
     else:
         figures = _figures(gpu_model)
     if as_json:
-        documents = [_with_site(own) for own in _by_model(figures)]
-        echo_models(documents)
+        documents = [[_as_json(figure) for figure in own] for own in figures]
+        echo_models([own[-1] | ({"site": own[0]} if len(own) > 1 else {}) for own in documents])
         return
-    for number, figure in enumerate(figures):
+    for number, figure in enumerate(chain(*figures)):
         click.echo(("\n" if number else "") + f"{figure.title}; clusters by {figure.clusters_from}")
         heads = [right(f"BESIDE {column}", ".1f") for column in range(figure.k)]
         for name, values in (("ISD %", figure.isd()), ("PS %", figure.ps())):
             click.echo(f"\n{name} of each cluster")
-            rows = [(row, *line) for row, line in enumerate(values.tolist())]
-            click.echo(table([right("CLUSTER"), *heads], rows))
+            click.echo(table([right("CLUSTER"), *heads], [(row, *line) for row, line in enumerate(values.tolist())]))
         click.echo("\nEvidence")
-        cells = [(c.victim, c.neighbour, _known_or_none(c.rate), _known_or_none(c.sd), c.pairs) for c in figure.cells]
         columns = ("CLUSTER", ""), ("BESIDE", ""), ("RATE", ".3f"), ("SD LOG", ".3f"), ("RATES SEEN", "")
+        cells = ((c.victim, c.neighbour, c.rate, c.sd, c.pairs) for c in figure.cells)
         click.echo(table([right(name, spec) for name, spec in columns], cells))
 
 
-def _figures(gpu_model: str | None) -> list[Figure5]:
-    """The site's own figure where its store can be read and knows tokens, and that of the base in force."""
-    from slurm_gpushare.cli.console import settings
+def _figures(gpu_model: str | None) -> list[list[Figure5]]:
+    """For each GPU model the site's own figure, where its store can be read and knows tokens, and then the base's."""
     from slurm_gpushare.helper.site_knowledge import of_base, of_site
     from slurm_gpushare.knowledge.kb import default_kb
     from slurm_gpushare.store import Store
+    from slurm_gpushare.store.workloads import models_of
 
     try:
         config = settings()
         with Store(config.store_url, read_only=True) as store:
-            models = [gpu_model.upper()] if gpu_model else models_of(store, config)
-            return [figure for model in models for figure in of_site(store, model)]
+            models = [gpu_model.upper()] if gpu_model else models_of(store.database, config.gpu_models).values()
+            return [of_site(store, model) for model in models]
     except GpushareError as error:
         click.echo(f"without this site's own figures: {error.what}", err=True)
-        return [of_base(default_kb())]
-
-
-def _by_model(figures: list[Figure5]) -> list[list[Figure5]]:
-    """The figures of each GPU model: its own, where there is one, and then its base's, which ends them."""
-    found: list[list[Figure5]] = [[]]
-    for figure in figures:
-        found[-1].append(figure)
-        if figure.evidence:
-            found.append([])
-    return [own for own in found if own]
-
-
-def _with_site(figures: list[Figure5]) -> dict[str, Any]:
-    """A base as JSON, with what this site knows of the model beside it."""
-    documents = [_as_json(figure) for figure in figures]
-    return documents[-1] | ({"site": documents[0]} if len(documents) > 1 else {})
+        return [[of_base(default_kb())]]
 
 
 def _as_json(figure: Figure5) -> dict[str, Any]:
@@ -202,30 +184,13 @@ def _as_json(figure: Figure5) -> dict[str, Any]:
         "gpu_model": figure.gpu_model,
         "source": figure.source,
         "clusters_from": figure.clusters_from,
-        "isd_pct": [[_known_or_none(round(v, 2)) for v in row] for row in figure.isd().tolist()],
-        "ps_pct": [[_known_or_none(round(v, 2)) for v in row] for row in figure.ps().tolist()],
-        "cells": [
-            {
-                "victim": c.victim, "neighbour": c.neighbour, "rate": _known_or_none(c.rate),
-                "sd": _known_or_none(c.sd), "pairs": c.pairs,
-            }
-            for c in figure.cells
-        ],
-    }  # fmt: skip
-
-
-def _known_or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
+        "isd_pct": figure.isd().round(2).tolist(),
+        "ps_pct": figure.ps().round(2).tolist(),
+        "cells": [{name: getattr(cell, name) for name in _OF_A_CELL} for cell in figure.cells],
+    }
 
 
 # ``gpushare kb import``, ``measure`` and ``bans``: what was seen of pairs, and what follows from it.
-
-
-def models_of(store: Store, config: Config) -> list[str]:
-    """The GPU models that share here, as the cards call themselves: so knowledge is kept."""
-    from slurm_gpushare.store.workloads import models_of
-
-    return list(models_of(store.database, config.gpu_models).values())
 
 
 @kb.command("import")
@@ -236,8 +201,6 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
 
     The same file counts once, however often it is imported.
     """
-
-    from slurm_gpushare.cli.console import settings
     from slurm_gpushare.knowledge.tables import read_pairs
     from slurm_gpushare.protocol.tokens import TOKEN
     from slurm_gpushare.store import Store
@@ -250,7 +213,7 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     rows = zip(measured.profile_a, measured.profile_b, measured.rate_a, measured.rate_b, strict=True)
     now_s = int(time.time())
     found = [
-        Observation(_source(a, b, rate, number), measured.gpu_model, a, b, float(rate), 1.0, now_s)
+        Observation(f"import:{a}:{b}:{number}:{rate:.6f}", measured.gpu_model, a, b, float(rate), 1.0, now_s)
         for number, (first, second, rate_a, rate_b) in enumerate(rows)
         for a, b, rate in ((first, second, rate_a), (second, first, rate_b))
         if rate == rate  # infeasible pairs have none
@@ -258,10 +221,6 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     with Store(settings().store_url) as store:
         added = store.observations.add(found)
     click.echo(f"{added} observations taken in, {len(found) - added} known already")
-
-
-def _source(victim: str, neighbour: str, rate: float, row: int) -> str:
-    return f"import:{victim}:{neighbour}:{row}:{rate:.6f}"
 
 
 @kb.command("measure")
@@ -283,17 +242,15 @@ def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
     check_directory("--out", out)
     candidates = read_candidates(workloads)
     rows: list[tuple[object, ...]] = []
-    header = ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b")
     for item in run(candidates, _known(gpu_model), count, lambda line: click.echo(line, err=True)):
         rates = ["" if rate is None else f"{rate:.4f}" for rate in (item.rate_a, item.rate_b)]
         rows.append((item.a, item.b, gpu_model, int(item.rate_a is not None), *rates))
-        write_rows(out, header, rows)  # after each pair: hours of measuring must not be lost
+        write_rows(out, _HEADER, rows)  # after each pair: hours of measuring must not be lost
     click.echo(f"{len(rows)} pairs; wrote {out}")
 
 
 def _known(gpu_model: str) -> LearnedKnowledge:
     """What the store has learned of a GPU model; nothing yet, where there is no store to read."""
-    from slurm_gpushare.cli.console import settings
     from slurm_gpushare.helper.learner import Learner
     from slurm_gpushare.knowledge.learning import LearnedKnowledge
     from slurm_gpushare.store import Store
@@ -318,7 +275,6 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
 
     Two are kept apart after a promise was broken beside each other, 95 % sure. It fades after two weeks.
     """
-    from slurm_gpushare.cli.console import settings
     from slurm_gpushare.protocol.tokens import TOKEN
     from slurm_gpushare.store import Store
 
@@ -334,16 +290,13 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
         rows = [{"tokens": [ban.token_a, ban.token_b], "at_s": ban.at_s, "left_s": ban.left_s(now_s)} for ban in found]
         echo_json({"bans": rows, "lifted": bool(tokens) and not dry_run})
     elif tokens:
-        click.echo(f"{'would lift' if dry_run else 'lifted'} {len(found)} ban{'' if len(found) == 1 else 's'}")
+        click.echo(f"{'would lift' if dry_run else 'lifted'} {counted(len(found), 'ban')}")
     elif not found:
         click.echo("no workloads are kept apart")
     else:
-        day = "%Y-%m-%d"
-        lines = [
-            (ban.token_a, ban.token_b, time.strftime(day, time.localtime(ban.at_s)), round(ban.left_s(now_s) / 86400))
-            for ban in found
-        ]
-        click.echo(table([Column("TOKEN"), Column("OTHER"), Column("SINCE"), right("DAYS LEFT")], lines))
+        columns = (Column("TOKEN"), Column("OTHER"), Column("SINCE"), right("DAYS LEFT"))
+        lines = ((b.token_a, b.token_b, moment(b.at_s, "%Y-%m-%d"), round(b.left_s(now_s) / 86400)) for b in found)
+        click.echo(table(columns, lines))
 
 
 kb.add_command(clusters)

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpushare.cli.console import FILE, JSON, Column, echo_models, right, settings, table
+from slurm_gpushare.cli.console import (
+    FILE,
+    JSON,
+    Column,
+    echo_models,
+    readable_store,
+    right,
+    settings,
+    settings_or_defaults,
+    table,
+)
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.settings import DEFAULTS
 
@@ -39,8 +49,7 @@ def fit(k: int | None, gpu_model: str | None) -> None:
 
     config = settings()
     with Store(config.store_url) as store:
-        wanted = _wanted(gpu_model, config, store)
-        fitted = [refit(store, name, k=k) for name in wanted]
+        fitted = [refit(store, name, k=k) for name in _wanted(gpu_model, config, store)]
     for found in fitted:
         click.echo(f"{found.gpu_model}: model {found.version}, {found.model.k} clusters by {found.model.chosen}")
         _print(found.model)
@@ -50,10 +59,8 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
     """The GPU models that are asked for: one, or all that share here, as the cards call themselves."""
     from slurm_gpushare.store.workloads import models_of, own_name
 
-    if gpu_model:
-        return [own_name(gpu_model)]
-    if store is None:
-        return [own_name(name) for name in config.gpu_models]
+    if gpu_model or store is None:
+        return [own_name(name) for name in ([gpu_model] if gpu_model else config.gpu_models)]
     return list(models_of(store.database, config.gpu_models).values())
 
 
@@ -63,8 +70,6 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
 @_GPU
 def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
     """Show the model in force: version, centroids, and how k was chosen."""
-
-    from slurm_gpushare.cli.console import readable_store, settings_or_defaults
     from slurm_gpushare.helper.cluster_assignment import InForce, in_force
     from slurm_gpushare.knowledge.kb import default_model
 
@@ -76,10 +81,7 @@ def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
     else:
         models = [in_force(store, name) if store else InForce(default_model(), 0, name) for name in wanted]
     if as_json:
-        documents = [
-            {"version": found.version, "gpu_model": found.gpu_model, **found.model.to_json()} for found in models
-        ]
-        echo_models(documents)
+        echo_models([{"version": m.version, "gpu_model": m.gpu_model, **m.model.to_json()} for m in models])
         return
     for found in models:
         origin = model_file or (f"version {found.version}" if found.version else "shipped, from the paper's workloads")

@@ -35,9 +35,8 @@ def metrics(output: Path | None) -> None:
     config = settings_or_defaults()
     gpus, jobs = _from_slurm(config)
     stored = _from_store(config)
-    text = figures.metrics(
-        gpus, jobs, stored, figures.spool_state(config.spool_dir), _heartbeat_s(config.hook_file, stored)
-    )
+    beat_s, spool = _heartbeat_s(config.hook_file, stored), figures.spool_state(config.spool_dir)
+    text = figures.metrics(gpus, jobs, stored, spool, beat_s)
     if output is None:
         click.echo(text, nl=False)
         return
@@ -49,7 +48,7 @@ def metrics(output: Path | None) -> None:
 
 def _from_slurm(config: Config) -> tuple[list[GpuLine] | None, list[JobView]]:
     """No GPUs, and a warning, if slurmctld does not answer: figures that stand still would look like good ones."""
-    slurm = connect()
+    slurm, now_s = connect(), time.time()
     try:
         nodes, queue = slurm.nodes(), slurm.jobs()
     except SlurmMissing:
@@ -58,7 +57,6 @@ def _from_slurm(config: Config) -> tuple[list[GpuLine] | None, list[JobView]]:
         warn(f"{error} Figures that come from Slurm are left out.")
         return None, []
     cards = occupancy(nodes, queue)
-    now_s = time.time()
     return gpu_lines(nodes, cards, frozenset(config.partitions), now_s), jobs_that_take_part(queue, cards, now_s)
 
 

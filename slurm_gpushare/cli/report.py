@@ -98,7 +98,9 @@ def report(
     if not found.jobs:  # nothing, or nothing possible?
         check_accounting_names(slurm, "account", accounts)
         check_accounting_names(slurm, "cluster", clusters)
-    shadow = None if users or accounts or as_csv else _shadow(slurm, figures, config, found)
+    shadow = None
+    if isinstance(figures, StoreSource) and not (users or accounts or as_csv):  # of part of the queue none can tell
+        shadow = shadow_of(slurm, figures.store, config, found)
     if html:
         write_page(html, _page(slurm, figures, config, found, shadow))
     if as_json:
@@ -124,34 +126,18 @@ def _whose(slurm: Slurm, users: str, uids: set[int]) -> str:
 
 def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: Shadow | None) -> str:
     store = figures.store if isinstance(figures, StoreSource) else None
-    cells = known_cells(store, config.gpu_models)
-    points = profile_points(store) if store else []
-    return render_report(found, points, cells, _origin(slurm), shadow_lines(shadow) if shadow else [])
-
-
-def _shadow(slurm: Slurm, figures: Source, config: Config, found: Report) -> Shadow | None:
-    """What sharing would have done, for who may read the store; of part of the queue it cannot be told."""
-    if not isinstance(figures, StoreSource):
-        return None
-    try:
-        return shadow_of(slurm, figures.store, config, found)
-    except ModuleNotFoundError:  # the simulator needs numpy
-        return None
-
-
-def _origin(slurm: Slurm) -> Origin:
     try:
         name = slurm.config().get("ClusterName", "")
     except SlurmError:  # a report of the past needs no slurmctld
         name = ""
-    return Origin(name, __version__, shlex.join(["gpushare", *sys.argv[1:]]))
+    origin = Origin(name, __version__, shlex.join(["gpushare", *sys.argv[1:]]))
+    points, cells = profile_points(store) if store else [], known_cells(store, config.gpu_models)
+    return render_report(found, points, cells, origin, shadow_lines(shadow) if shadow else [])
 
 
 def _administers(slurm: Slurm) -> bool:
     """Root and SlurmUser see everybody's jobs."""
-    if os.geteuid() == 0:
-        return True
-    return slurm_user(slurm.config()).name == getpass.getuser()
+    return os.geteuid() == 0 or slurm_user(slurm.config()).name == getpass.getuser()
 
 
 # The report on a terminal: 80 columns, units that fit, and of how many jobs each figure speaks.
@@ -265,9 +251,12 @@ class Shadow:
 
 
 def shadow_of(slurm: Slurm, store: Store, config: Config, report: Report) -> Shadow | None:
-    """The section, where the period was in the shadow at least in part. ModuleNotFoundError without the simulator."""
-    from slurm_gpushare.whatif.assess import cards_of, past_job
-    from slurm_gpushare.whatif.shadow import MOST_JOBS, RUNS, in_the_shadow, known_tokens, token_of
+    """The section, where the period was in the shadow at least in part, and the simulator is installed."""
+    try:
+        from slurm_gpushare.whatif.assess import cards_of, past_job
+        from slurm_gpushare.whatif.shadow import MOST_JOBS, RUNS, in_the_shadow, known_tokens, token_of
+    except ModuleNotFoundError:  # the simulator needs numpy
+        return None
 
     decisions = store.decisions.between(report.start_s, report.end_s)
     recorded = Counter(str(item.reasons.get("how", "")) for item in decisions if item.kind == SHADOW)
@@ -303,7 +292,7 @@ def shadow_lines(shadow: Shadow) -> list[tuple[str, str]]:
     found = shadow.figures
     if found is None:
         return [*lines, ("simulated", "--- (no job has ended)")]
-    band = {name: asdict(value) for name, value in _bands(found).items()}
+    band = asdict(found)
     return [
         *lines,
         ("simulated", f"{found.jobs} of {found.all_jobs} jobs that ended, on {found.gpus} GPUs;"
@@ -319,8 +308,3 @@ def shadow_lines(shadow: Shadow) -> list[tuple[str, str]]:
         ("the range", "how fast two jobs run side by side was predicted, not seen: from the pessimistic end of what is"
          " believed to as far above its mean"),
     ]  # fmt: skip
-
-
-def _bands(found: ShadowFigures) -> dict[str, Any]:
-    names = ("shared_jobs", "saved_gpu_h", "saved_pct", "isd_mean_pct", "isd_p95_pct", "slowed_jobs", "wait_s")
-    return {name: getattr(found, name) for name in names}

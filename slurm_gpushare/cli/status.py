@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import click
 
 from slurm_gpushare.cli.console import (
-    JSON,
-    NO_HEADER,
-    PARSABLE,
     STATES,
     Cell,
     Column,
+    Listing,
     check_nodes,
     check_partitions,
     check_states,
     check_users,
     echo_json,
+    listing,
     names,
     right,
     settings_or_defaults,
     source,
     styled,
-    table,
     warn,
     wrapped,
 )
@@ -35,7 +34,7 @@ from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.text import clock
 from slurm_gpushare.report.export import gpu_json, queued_json
 from slurm_gpushare.report.job_view import JobView
-from slurm_gpushare.report.sources import LiveFigures, PublishedSource, Source
+from slurm_gpushare.report.sources import LiveFigures, PublishedSource
 from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.values import expand
@@ -89,34 +88,22 @@ OWN_DEFAULT = ("jobid", "name", "state", "time", "gpu", "partner", "expected", "
 _NAME_WIDTH = 12
 
 
-def _chosen(names: str | None, known: Collection[str], default: Sequence[str]) -> list[str]:
-    chosen = [name.strip().lower() for name in names.split(",")] if names else list(default)
-    if unknown := [name for name in chosen if name not in known]:
-        raise BadInput(f"no field '{unknown[0]}'", f"There are: {', '.join(known)}.")
-    return chosen
-
-
 @click.command()
 @click.option("-w", "--nodelist", default="", metavar="NODES", help="Only these nodes.")
 @click.option("-p", "--partition", default="", metavar="NAMES", help="Only these partitions; default: the shared ones.")
-@click.option("-o", "--format", "fields", metavar="FIELDS", help=f"Columns: {','.join(GPU_FIELDS)}.")
-@NO_HEADER
-@PARSABLE
 @click.option("--watch", type=click.IntRange(1, 3600), metavar="SECONDS", help="Show it again every so many seconds.")
-@JSON
-def status(
-    nodelist: str, partition: str, fields: str | None, noheader: bool, parsable2: bool, watch: int | None, as_json: bool
-) -> None:
+@listing(GPU_FIELDS, GPU_DEFAULT)
+def status(nodelist: str, partition: str, watch: int | None, listing: Listing) -> None:
     """Show every GPU of the shared partitions: who is on it and what it costs.
 
     A job with * has been sent to that card and not started yet. EXP% and ISD% are its expected and its measured
     slow-down. Utilisation comes from the store, which only administrators can read; users see --- there.
     """
-    chosen = _chosen(fields, GPU_FIELDS, GPU_DEFAULT)
     config, slurm = settings_or_defaults(), connect()
     partitions = check_partitions(slurm, partition) or frozenset(config.partitions)
     wanted = frozenset(expand(nodelist))
     figures = source(config)
+    hidden = isinstance(figures, PublishedSource) and not {"util", "mem"}.isdisjoint(listing.chosen)
     while True:
         nodes = slurm.nodes()
         check_nodes(wanted, (node.name for node in nodes))
@@ -125,25 +112,19 @@ def status(
         lines = gpu_lines(nodes, occupancy(nodes, slurm.jobs()), partitions, time.time(), live)
         if watch:
             click.clear()
-        if as_json:
+        if listing.as_json:
             echo_json([gpu_json(line) for line in lines])
         else:
-            columns = [GPU_FIELDS[name] for name in chosen]
-            rows = [[value(line) for _, value in columns] for line in lines]
-            click.echo(table([c for c, _ in columns], rows, header=not noheader, delimiter="|" if parsable2 else None))
-            if not (noheader or parsable2):
-                click.echo(_summary(lines))
-                for note in _notes(live, isinstance(figures, PublishedSource) and bool({"util", "mem"} & set(chosen))):
-                    click.echo(wrapped(note))
-            _tell_unknown(figures, noheader)
+            click.echo(listing.text(lines))
+        if listing.for_people:
+            click.echo(_summary(lines))
+            for note in _notes(live, hidden):
+                click.echo(wrapped(note))
+        if figures.note and listing.header:
+            warn(figures.note)
         if not watch:
             return
         time.sleep(watch)
-
-
-def _tell_unknown(figures: Source, quiet: bool) -> None:
-    if figures.note and not quiet:
-        warn(figures.note)
 
 
 def _summary(lines: Sequence[GpuLine]) -> str:
@@ -171,22 +152,16 @@ def _notes(live: LiveFigures, hidden: bool) -> Iterator[str]:
 @click.option("--me", is_flag=True, help="Only your own jobs, with their names.")
 @click.option("-p", "--partition", default="", metavar="NAMES", help="Only jobs of these partitions.")
 @click.option("-s", "--states", default="", metavar="NAMES", help="Only jobs in these states (PENDING, RUNNING, ...).")
-@click.option("-o", "--format", "fields", metavar="FIELDS", help=f"Columns: {','.join(JOB_FIELDS)}.")
-@NO_HEADER
-@PARSABLE
-@JSON
-def jobs(
-    users: str, me: bool, partition: str, states: str, fields: str | None, noheader: bool, parsable2: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
+@listing(JOB_FIELDS, JOB_DEFAULT)
+def jobs(users: str, me: bool, partition: str, states: str, listing: Listing) -> None:
     """List the jobs that take part: place, neighbour, slow-down, why they wait.
 
     EXP% and ISD% are the expected and the measured slow-down. REASON is the helper's where it has one, else Slurm's:
     'gpushare job ID' says it in words. Names are shown to their owner alone, with --me.
     """
-    chosen = _chosen(fields, JOB_FIELDS, OWN_DEFAULT if me else JOB_DEFAULT)
-    wanted_states = check_states(states)
-    uids = check_users(users)
+    if me and listing.chosen == JOB_DEFAULT:
+        listing = replace(listing, chosen=OWN_DEFAULT)
+    wanted_states, uids = check_states(states), check_users(users)
     if me and uids - {os.geteuid()}:
         raise BadInput("--me and -u of other users exclude each other")
     uids |= {os.geteuid()} if me else set()
@@ -200,17 +175,13 @@ def jobs(
         and (not wanted_states or job.state in wanted_states)
         and (not partitions or partitions & names(job.partition))
     ]
-    own_names = slurm.own_job_names() if me and ("name" in chosen or as_json) else {}
-    if as_json:
+    own_names = slurm.own_job_names() if me and ("name" in listing.chosen or listing.as_json) else {}
+    if listing.as_json:
         echo_json([queued_json(job) | ({"name": own_names.get(job.key)} if me else {}) for job in found])
-        return
-    columns = [JOB_FIELDS[name] for name in chosen]
-    if "name" in chosen:
-        width = None if parsable2 else _NAME_WIDTH
-        columns[chosen.index("name")] = (Column("NAME"), lambda job: own_names.get(job.key, "")[:width])
-    rows = [[value(job) for _, value in columns] for job in found]
-    if rows or not noheader:
-        click.echo(table([c for c, _ in columns], rows, header=not noheader, delimiter="|" if parsable2 else None))
-    if not rows and not (noheader or parsable2):
-        click.echo("No job in the queue that was asked for takes part in sharing.", err=True)
-    _tell_unknown(figures, noheader)
+    elif found or listing.header:
+        width = None if listing.parsable else _NAME_WIDTH
+        click.echo(listing.text(found, name=(Column("NAME"), lambda job: own_names.get(job.key, "")[:width])))
+        if not found and listing.for_people:
+            click.echo("No job in the queue that was asked for takes part in sharing.", err=True)
+    if figures.note and listing.header:
+        warn(figures.note)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
 import click
 
 from slurm_gpushare.cli.console import (
-    JSON,
-    NO_HEADER,
-    PARSABLE,
     Cell,
     Column,
+    Listing,
     echo_json,
+    listing,
     right,
     settings_or_defaults,
     source,
-    table,
     warn,
 )
 from slurm_gpushare.protocol.text import WIDTH, duration_text
@@ -30,6 +29,46 @@ from slurm_gpushare.store.published import TokenFigures
 _MARK = "*"
 _NAME_WIDTH = 8
 """What a table shows of a name at least; more where 80 columns leave room."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLine:
+    """A token of the user's, and what is known of its workload."""
+
+    name: str
+    token: str
+    published: TokenFigures | None
+    readable: bool
+    """Whether this user can read what is known."""
+
+    @property
+    def figures(self) -> TokenFigures:
+        return self.published or TokenFigures(self.token)
+
+    @property
+    def known(self) -> bool | None:
+        return self.figures.runs > 0 if self.readable else None
+
+
+def _mem(line: TokenLine, mark: str = "") -> str | None:
+    mib = line.figures.mem_used_mib
+    return None if mib is None else f"{mib / 1024:.1f}G{mark if line.figures.preallocated else ''}"
+
+
+def _day(at_s: float | None) -> str | None:
+    return None if at_s is None else time.strftime("%m-%d", time.localtime(at_s))
+
+
+FIELDS: dict[str, tuple[Column, Callable[[TokenLine], Cell]]] = {
+    "token": (Column("TOKEN"), lambda line: line.token),
+    "name": (Column("NAME"), lambda line: line.name),
+    "known": (Column("KNOWN"), lambda line: {True: "yes", False: "no", None: None}[line.known]),
+    "cluster": (right("CLUSTER"), lambda line: line.figures.cluster),
+    "runs": (right("RUNS"), lambda line: line.figures.runs if line.readable else None),
+    "time": (right("TIME"), lambda line: duration_text(line.figures.duration_s)),
+    "mem": (right("MEM"), _mem),
+    "last": (Column("LAST"), lambda line: _day(line.figures.last_used_s)),
+}
 
 
 class _NameOrCommand(click.Group):
@@ -64,56 +103,36 @@ def token() -> None:
 
 
 @token.command("list")
-@NO_HEADER
-@PARSABLE
-@JSON
-def list_tokens(noheader: bool, parsable2: bool, as_json: bool) -> None:
+@listing(FIELDS, tuple(FIELDS))
+def list_tokens(listing: Listing) -> None:
     """List your tokens: their names, and what is known of their workloads.
 
     A workload shares once it has been measured: RUNS says by how many runs. TIME and MEM are what it typically needs.
     Long names are cut on a table; -P and --json have them whole.
     """
     items = TokenFile().all()
-    if not items and not (noheader or parsable2 or as_json):
+    if not items and listing.for_people:
         click.echo("No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.")
         return
     figures = source(settings_or_defaults(loud=False))
     known = figures.tokens(os.geteuid())
-    facts = {item.token: (known or {}).get(item.token, TokenFigures(item.token)) for item in items}
-    if as_json:
-        is_known = {token: None if known is None else fact.runs > 0 for token, fact in facts.items()}
-        named = {item.token: {"name": item.name, "known": is_known[item.token]} for item in items}
-        echo_json([asdict(fact) | named[token] for token, fact in facts.items()])
+    lines = [TokenLine(item.name, item.token, (known or {}).get(item.token), known is not None) for item in items]
+    if listing.as_json:
+        echo_json([asdict(line.figures) | {"name": line.name, "known": line.known} for line in lines])
         return
-    numbers = map(right, ("CLUSTER", "RUNS", "TIME", "MEM"))
-    columns = (Column("TOKEN"), Column("NAME"), Column("KNOWN"), *numbers, Column("LAST"))
-    mark = "" if parsable2 else _MARK
-    about = {item.token: _known(facts[item.token], known is not None, mark) for item in items}
-
-    def listed(name_width: int | None) -> str:
-        rows = [(item.token, item.name[:name_width], *about[item.token]) for item in items]
-        return table(columns, rows, header=not noheader, delimiter="|" if parsable2 else None)
-
-    text = listed(None)
-    too_wide = max(map(len, text.splitlines()), default=0) - WIDTH
-    if too_wide > 0 and not parsable2:
-        text = listed(max(_NAME_WIDTH, max(len(item.name) for item in items) - too_wide))
+    if not listing.parsable:
+        listing = replace(listing, fields={**FIELDS, "mem": (right("MEM"), lambda line: _mem(line, _MARK))})
+    text = listing.text(lines)
+    too_wide = 0 if listing.parsable else max(map(len, text.splitlines()), default=0) - WIDTH
+    if too_wide > 0:
+        width = max(_NAME_WIDTH, max(len(item.name) for item in items) - too_wide)
+        text = listing.text(lines, name=(Column("NAME"), lambda line: line.name[:width]))
     if text:
         click.echo(text)
-    if not noheader and not parsable2 and any(facts[item.token].preallocated for item in items):
+    if listing.for_people and any(line.figures.preallocated for line in lines):
         click.echo(textwrap.fill(f"{_MARK} {PREALLOCATED}.", WIDTH, subsequent_indent="  "))
-    if figures.note and items and not noheader:
+    if figures.note and items and listing.header:
         warn(figures.note)
-
-
-def _known(facts: TokenFigures, any_known: bool, preallocated: str) -> tuple[Cell, ...]:
-    if not any_known:
-        return (None,) * 6
-    mark = preallocated if facts.preallocated else ""
-    mem = None if facts.mem_used_mib is None else f"{facts.mem_used_mib / 1024:.1f}G{mark}"
-    last = None if facts.last_used_s is None else time.strftime("%m-%d", time.localtime(facts.last_used_s))
-    duration = None if facts.duration_s is None else duration_text(facts.duration_s)
-    return ("yes" if facts.runs else "no", facts.cluster, facts.runs, duration, mem, last)
 
 
 @token.command("rm")

@@ -29,6 +29,17 @@ from slurm_gpushare.store.stored_jobs import COUNTED
 _RECORDS = ("final", "interim", "duplicate", "rejected", "ignored", "excess", "stray", "stuck")
 _GPU_STATES = ("shared", "busy", "idle", "down")
 _JOB_STATES = ("pending", "running", "suspended", "completing")
+_COUNTERS = (
+    ("holds", "Cards kept until the helper answered.", "holds", 1),
+    ("hold_seconds", "Card time that these holds cost.", "hold_ms", 1000),
+    ("pauses", "Jobs that were paused so that a neighbour got the speed it was promised.", f"{COUNTED}paused", 1),
+    ("strikes", "Running jobs that used more of their card than was measured of their token.", STRIKES, 1),
+    ("promises_broken", "Running jobs that the helper saw slowed past their promise, as the audit trail has them.",
+     BROKEN_PROMISES, 1),
+    ("helper_ticks", "Ticks of the helper.", "ticks", 1),
+    ("helper_tick_seconds", "Time spent in ticks.", "tick_ms", 1000),
+)  # fmt: skip
+"""Plain counters: name, help, the store's name for it, how many of the store's are one of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +161,11 @@ def _counted(counters: Counter[str]) -> Iterator[str]:
     yield from _family("records_total", "counter", "Telemetry records by outcome.", records)
     text = "Cards that became empty with one of our jobs next in the queue: whether the helper decided who got them."
     yield from _family("cards_total", "counter", text, cards)
-    yield from _counter("holds", "Cards kept until the helper answered.", counters["holds"])
-    yield from _counter("hold_seconds", "Card time that these holds cost.", counters["hold_ms"] / 1000.0)
-    text = "Jobs that were paused so that a neighbour got the speed it was promised."
-    yield from _counter("pauses", text, counters[f"{COUNTED}paused"])
-    text = "Running jobs that used more of their card than was measured of their token."
-    yield from _counter("strikes", text, counters[STRIKES])
-    text = "Jobs that the helper saw slowed past their promise while they ran, as the audit trail has them."
-    yield from _counter("promises_broken", text, counters[BROKEN_PROMISES])
+    for name, text, of, parts in _COUNTERS:
+        yield from _counter(name, text, counters[of] / parts)
     failed = {name.removeprefix(ERRORS): count for name, count in counters.items() if name.startswith(ERRORS)}
     text = "What went wrong in the helper and was tried again, by what it was about to do; its log says where."
     yield from _family("errors_total", "counter", text, _labelled("kind", {"tick": 0} | failed))
-    yield from _counter("helper_ticks", "Ticks of the helper.", counters["ticks"])
-    yield from _counter("helper_tick_seconds", "Time spent in ticks.", counters["tick_ms"] / 1000.0)
 
 
 # What sharing did in the last day, from the store alone: no question to slurmdbd every minute.

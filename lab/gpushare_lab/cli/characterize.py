@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from gpushare_lab.cli.checks import check_new_directory
 from gpushare_lab.paper import plots
 from gpushare_lab.paper.characterize import THIRD
 from gpushare_lab.paper.characterize import characterize as run
-from slurm_gpushare.cli.console import Column, check_new_directory, right, table, warn
+from slurm_gpushare.cli.console import Column, right, table, warn
 from slurm_gpushare.knowledge.tables import write_text
 from slurm_gpushare.protocol.errors import BadInput
 

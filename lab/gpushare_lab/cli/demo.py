@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from gpushare_lab.cli.checks import check_new_directory
 from gpushare_lab.cli.demo_table import FIGURES, learned, shown
 from gpushare_lab.cli.testbed import SLURM, Steps, stop_on_sigterm, throw_away_dir
 from gpushare_lab.experiment.run_page import write_run_page
@@ -30,7 +31,7 @@ from gpushare_lab.paper.rounds import (
 )
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
-from slurm_gpushare.cli.console import check_new_directory, warn
+from slurm_gpushare.cli.console import warn
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 BAR = 24

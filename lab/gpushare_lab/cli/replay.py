@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from gpushare_lab.cli.checks import check_counts
 from gpushare_lab.cli.testbed import SLURM, Steps, stop_on_sigterm, throw_away_dir
 from gpushare_lab.experiment.replay_jobs import ReplayJobs, replay_jobs
 from gpushare_lab.experiment.replay_outcome import start_s
@@ -24,7 +25,7 @@ from gpushare_lab.paper.plots import check_picture
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.console import FILE, Column, check_counts, check_directory, right, table, warn
+from slurm_gpushare.cli.console import FILE, Column, check_directory, right, table, warn
 from slurm_gpushare.knowledge.tables import write_text
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.release import parse_release

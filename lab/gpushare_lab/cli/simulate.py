@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
+from gpushare_lab.cli.checks import check_counts
 from gpushare_lab.peers.registry import PREEMPTIVE, make_policy, parse_policies
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.console import FILE, Column, check_counts, check_directory, progress, right, table, warn
+from slurm_gpushare.cli.console import FILE, Column, check_directory, progress, right, table, warn
 from slurm_gpushare.knowledge.interference import Interference, Telemetry, jobs_known
 from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, telemetry
 from slurm_gpushare.knowledge.tables import ProfileTable, read_profiles, write_text
