@@ -11,7 +11,7 @@ import numpy as np
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.cluster_assignment import NewProfiles, assign_new
 from slurm_gpushare.helper.log import lower_priority
-from slurm_gpushare.helper.pair_speeds import ACTIVITY_MEAN, CARD, Beside, is_believed, lessons
+from slurm_gpushare.helper.pair_speeds import ACTIVITY_MEAN, CARD, Beside, is_believed, lessons, rates_of_run
 from slurm_gpushare.knowledge.cells import balanced_partners
 from slurm_gpushare.knowledge.interference import GANG_DOUBT, Telemetry
 from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb
@@ -136,9 +136,11 @@ class Learner:
         record, profile = self._store.runs.record(run.id), self._store.profiles.get(run.token, run.gpu_model)
         if record is None:
             return
-        spans = {span.side_of(run.job_id).neighbour: span for span in self._store.sharing.of_job(run.job_id)}
+        mine = [span for span in self._store.sharing.of_job(run.job_id) if _within(span, run)]
+        spans = {span.side_of(run.job_id).neighbour: span for span in mine}
         beside = dict(self._beside(run, record, spans))
-        found = lessons(record, profile.features.get(ACTIVITY_MEAN) if profile else None, beside)
+        alone_pct = profile.features.get(ACTIVITY_MEAN) if profile else None
+        found = lessons(record, alone_pct, beside)
         new = [
             Observation(
                 f"activity:{run.job_id}:{job}:{record.run_id}", run.gpu_model, run.token, beside[job].token,
@@ -149,10 +151,12 @@ class Learner:
         if profile is not None:
             new += elapsed_observations(record, profile, beside)
         self._store.observations.add(new)
-        seen = {spans[job].id: (spans[job], lesson.rate) for job, lesson in found.items() if job in spans}
+        rates = {job: lesson.rate for job, lesson in found.items()} | rates_of_run(record, alone_pct, beside)
+        seen = [(span, rates.get(span.side_of(run.job_id).neighbour)) for span in mine]
+        told = [(span, rate) for span, rate in seen if rate is not None]
         self._store.sharing.seen(
-            {key: rate for key, (span, rate) in seen.items() if span.resident_job == run.job_id},
-            {key: rate for key, (span, rate) in seen.items() if span.guest_job == run.job_id},
+            {span.id: rate for span, rate in told if span.resident_job == run.job_id},
+            {span.id: rate for span, rate in told if span.guest_job == run.job_id},
         )
 
     def _beside(self, run: StoredRun, record: Record, spans: dict[int, Span]) -> Iterator[tuple[int, Beside]]:
@@ -176,6 +180,11 @@ class Learner:
         while len(self._waiting) >= MOST_WAITING:  # a job without a token never has a run here
             del self._waiting[next(iter(self._waiting))]
         self._waiting.setdefault(job_id, []).append(run)
+
+
+def _within(span: Span, run: StoredRun) -> bool:
+    """Whether the two shared in this run of the job: one that was requeued keeps its id."""
+    return span.start_s < run.end_s and (span.end_s is None or span.end_s > run.start_s)
 
 
 class BackgroundRefit:

@@ -162,11 +162,45 @@ def lessons(record: Record, alone_pct: float | None, beside: Mapping[int, Beside
 
 
 def activity_alone(record: Record, profile_pct: float | None, least: int = MIN_SAMPLES) -> Alone | None:
-    """By this run if it has enough samples alone, else by the profile; without a profile `least` are enough."""
+    """By this run and by the profile, each as far as it can be trusted; without a profile `least` samples are enough.
+
+    Epochs begin and end quietly. How a run was alone for less than an epoch says little of how it is on average.
+    """
     own = record.alone.stats.get(ACTIVITY)
-    if own is not None and own.n >= (least if profile_pct is None else ENOUGH):
-        return Alone(own.mean, relative_error(own, own.n))
-    return None if profile_pct is None else Alone(profile_pct, PROFILE_ERROR)
+    profile = None if profile_pct is None else Alone(profile_pct, PROFILE_ERROR)
+    if own is None or own.n < (least if profile is None else MIN_SAMPLES) or own.mean <= 0.0:
+        return profile
+    phase = own.sd / own.mean * record.profile.seconds / (2.0 * max(record.alone_s, 1.0))
+    run = Alone(own.mean, math.hypot(relative_error(own, own.n), phase))
+    if profile is None:
+        return run
+    by_run, by_profile = max(run.error, 1e-6) ** -2, profile.error**-2
+    pct = (by_run * run.pct + by_profile * profile.pct) / (by_run + by_profile)
+    return Alone(pct, (by_run + by_profile) ** -0.5)
+
+
+def rates_of_run(record: Record, alone_pct: float | None, beside: Mapping[int, Beside]) -> dict[int, float]:
+    """How fast a job that ended ran beside each neighbour, by job; empty where too little was seen of it.
+
+    All that a run did on the GPU, alone and shared, is what it would have done alone: whichever part of its epochs was
+    shared. What it lost so is divided among its neighbours as it was measured, or expected, while they were there.
+    """
+    shared, base = record.shared.stats.get(ACTIVITY), activity_alone(record, alone_pct)
+    seconds = sum(item.seconds for item in beside.values())
+    if base is None or shared is None or shared.n < ENOUGH or base.pct < MIN_ACTIVITY_PCT:
+        return {}
+    if seconds < 0.9 * record.shared_s:  # somebody was there of whom nothing is known
+        return {}
+    periods = ((record.alone, record.alone_s), (record.shared, record.shared_s))
+    lost_s = sum(took_s * (1.0 - p.stats[ACTIVITY].mean / base.pct) for p, took_s in periods if ACTIVITY in p.stats)
+    loss, card = min(max(lost_s / record.shared_s, 0.0), 0.98), record.shared.stats.get(CARD)
+    supposed = {job: 1.0 - (item.measured or item.expected) for job, item in beside.items()}
+    mean = sum(item.seconds * supposed[job] for job, item in beside.items()) / seconds
+    if not is_believed(1.0 - loss, 1.0 - mean, card.mean if card else None):
+        return {}
+    return {
+        job: min(1.0, max(0.02, 1.0 - (loss * one / mean if mean > 0.01 else loss))) for job, one in supposed.items()
+    }
 
 
 def relative_error(stat: Stat, n: int) -> float:
@@ -270,12 +304,15 @@ class PairMeasurements:
             return []
         new = [item for pair, seen in over if not seen.learned for item in self._observations(pair, seen, now_s)]
         self._store.observations.add(new)
-        spans = {
-            PairKey(span.resident_job, span.guest_job): span.id
-            for pair, _ in over
-            for span in self._store.sharing.of_job(pair.guest.raw_id)
-        }
-        self._tell(spans, {pair.key: seen for pair, seen in over})
+        by_key = {pair.key: seen for pair, seen in over}
+        spans = [span for pair, _ in over for span in self._store.sharing.of_job(pair.guest.raw_id)]
+        for span in spans:  # what the whole run of a job has told since is better than what a part of it told
+            if seen := by_key.get(PairKey(span.resident_job, span.guest_job)):
+                later = {side.job for side in span.sides if side.seen not in (None, seen.told.get(side.job))}
+                for job in later:
+                    seen.rates.pop(job, None)
+                seen.idle -= later
+        self._tell({PairKey(span.resident_job, span.guest_job): span.id for span in spans}, by_key)
         return over
 
     def _tell(self, spans: Mapping[PairKey, int], changed: Mapping[PairKey, SeenPair]) -> None:

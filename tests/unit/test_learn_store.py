@@ -237,6 +237,32 @@ def test_of_several_neighbours_those_not_yet_measured_are_told_apart(site: Site)
     assert (seen.neighbour, seen.rate) == (token(3), pytest.approx(0.6)), "0.9 and 0.6 are 0.75 on average"
 
 
+def test_a_whole_run_tells_what_it_lost_whichever_part_of_its_epochs_was_shared(site: Site) -> None:
+    """Epochs begin quietly: it was alone in a quiet part, and the loud one that was shared seemed to lose nothing."""
+    profiled(site, {A: 50.0, B: 60.0})
+    site.store.sharing.begin([span(5, 6, (A, B))])
+    site.tags[5] = OwnedToken(A, ALICE)
+    made = record(5, shared=True, seconds=100.0, neighbours=(Neighbour(6, 60.0),))
+    alone, shared = Stat(40, 45.0, 38.0, 10.0, 45.0, 12.0), Stat(60, 50.0, 48.0, 40.0, 50.0, 2.0)
+    site.take(replace(made, alone=Period(alone_s=40.0, stats={"proc_sm_pct": alone}),
+                      shared=Period(shared_s=60.0, stats={"proc_sm_pct": shared})))  # fmt: skip
+    Learner(site.store).catch_up()
+    (told,) = site.store.sharing.of_job(5)
+    work_s = (40.0 * 38.0 + 60.0 * 48.0) / 50.0
+    assert 60.0 * (1.0 - (told.resident_rate_seen or 0.0)) == pytest.approx(100.0 - work_s, abs=1.5)
+
+
+def test_a_requeued_job_is_judged_by_the_spans_of_its_own_run(site: Site) -> None:
+    profiled(site, {A: 50.0, B: 60.0})
+    at_s = int(record(5).start_s)
+    runs = [replace(span(5, 6, (A, B)), start_s=begun_s) for begun_s in (at_s, at_s + 1000)]
+    site.store.sharing.begin(runs)
+    site.store.sharing.end({site.store.sharing.of_job(5)[0].id: at_s + 100})
+    shared_run(site, 5, A, (Neighbour(6, 600.0),), 0.8 * 50.0, n=40)
+    Learner(site.store).catch_up()
+    assert [told.resident_rate_seen for told in site.store.sharing.of_job(5)] == [pytest.approx(0.8, abs=0.01), None]
+
+
 def test_commands_use_the_store(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = tmp_path / "gpushare.conf"
     conf.write_text(f"StoreUrl=sqlite:///{tmp_path / 'store.sqlite'}\n")
