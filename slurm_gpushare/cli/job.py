@@ -12,10 +12,11 @@ import click
 from slurm_gpushare.cli.console import JSON, check_job_ids, echo_json, settings_or_defaults, source, use_colour, warn
 from slurm_gpushare.helper.changes import only_measured, withdrawals
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
+from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.text import natural
 from slurm_gpushare.report.export import job_json
 from slurm_gpushare.report.job_text import job_lines, tell
-from slurm_gpushare.report.job_view import JobView, from_accounting, from_queue, with_history
+from slurm_gpushare.report.job_view import History, JobView, from_accounting, from_queue, with_history
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.queue import Job
@@ -39,7 +40,7 @@ def job(job_ids: Sequence[str], as_json: bool) -> None:
     documents = []
     for number, bare in enumerate(found):
         figures.note = ""
-        history = figures.of_job(bare.raw_id, bare.key, bare.uid)
+        history = _as_slurm_says(slurm, figures.of_job(bare.raw_id, bare.key, bare.uid), bare.raw_id)
         view = with_history(bare, history, config.promises, cpu_s.get(bare.raw_id))
         # Why it waits now is told with its numbers; the story has what came before.
         told = [d for d in history.decisions if view.why is None or d.kind != "waits"]
@@ -80,6 +81,26 @@ def _find(slurm: Slurm, wanted: Sequence[str], now_s: float) -> Iterator[JobView
             if known.key not in told:
                 told.add(known.key)
                 yield known
+
+
+def _as_slurm_says(slurm: Slurm, history: History, raw_id: int) -> History:
+    """The stays of a job with neighbours that have ended or were requeued since: the helper hears of it later."""
+    lasting = {span.side_of(raw_id).neighbour for span in history.spans if span.end_s is None} - {0}
+    try:
+        beside = {job.raw_id: job for job in slurm.jobs(map(str, lasting))} if lasting else {}
+    except SlurmError:
+        return history
+
+    def until(span: Span) -> Span:
+        other = beside.get(span.side_of(raw_id).neighbour)
+        if other is None or span.end_s is not None:
+            return span
+        if other.running and (other.start_s or 0) <= span.start_s:
+            return span
+        ended_s = other.end_s if not other.running and not other.pending else None
+        return replace(span, end_s=max(span.start_s, min(ended_s or int(time.time()), int(time.time()))))
+
+    return replace(history, spans=[until(span) for span in history.spans])
 
 
 def _withdrawn(slurm: Slurm, jobs: Sequence[Job]) -> set[str]:

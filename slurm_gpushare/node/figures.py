@@ -45,6 +45,8 @@ class RunFigures:
     mgtsamp: float | None = None
     alone_s: float = 0.0
     shared_s: float = 0.0
+    end_s: float | None = None
+    """When it was measured last; None of earlier releases' files."""
 
 
 def _mean(periods: Iterable[Period], name: str) -> float | None:
@@ -77,4 +79,5 @@ def run_figures(record: Record) -> RunFigures:
         mgtsamp=features.mgtsamp,
         alone_s=record.alone_s,
         shared_s=record.shared_s,
+        end_s=record.end_s,
     )

@@ -5,6 +5,7 @@ Every table, document, figure and page is made from a `JobView`. What nobody kno
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,12 @@ JOINS = frozenset({"beside", "together", "succeeds"})
 """The decisions by which they came."""
 PLACED = JOINS | {"alone"}
 """Those by which any sharer got its card."""
+_OF_A_RUN = frozenset({"paused", "resumed", "extended"})
+"""Those about a job that runs: of an earlier run they say nothing of this one."""
+MEASURED_S = 10.0
+"""A shorter stay is too short to be called measured."""
+MEASURED_PART = 0.9
+"""Of the time shared, so much must have been measured for a job to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class JobView:
     expected_isd_pct: float | None = None
     """Over its whole run; None if it never shared."""
     measured_isd_pct: float | None = None
-    """The same; None as soon as one of its stays was not measured."""
+    """The same; None unless nearly all of the time that it shared was measured."""
     promised_pct: float | None = None
     """The most that sharing may slow it."""
     wait_avoided_s: float | None = None
@@ -184,7 +191,7 @@ class JobView:
         """
         wall_s, elapsed_s = self.wall_s or 0.0, self.elapsed_s or 0.0
         stopped_s = max(self.paused_s - (wall_s - elapsed_s), 0.0)
-        return self.cards * (elapsed_s - stopped_s - self.shared_s / 2.0)
+        return self.cards * max(elapsed_s - stopped_s - self.shared_s / 2.0, 0.0)
 
     @property
     def energy_kwh(self) -> float | None:
@@ -259,7 +266,8 @@ def from_accounting(job: AccountedJob, now_s: float) -> JobView:
 
 
 def with_history(view: JobView, known: History, promise: SitePromises, cpu_used_s: float | None = None) -> JobView:
-    """The same job with what is known besides: `known` is of this job alone."""
+    """The same job with what is known besides: `known` is of this job alone, and of its earlier runs too."""
+    known = _of_this_run(view, known)
     tag = _tag(view, known)
     view = replace(view, tag=tag, live=known.live, run=known.runs.get(view.raw_id), cpu_used_s=cpu_used_s)
     if tag is None and any(decision.kind == OPTED_OUT for decision in known.decisions):
@@ -272,16 +280,35 @@ def with_history(view: JobView, known: History, promise: SitePromises, cpu_used_
     stays = tuple(_stay(span, side, tag, view.now_s) for span, side in zip(spans, sides, strict=True))
     role = role_of(tag, any(side.joined for side in sides))
     wall_s, still_s, lasted_s = view.wall_s, view.paused_s, [stay.seconds for stay in stays]
-    expected, seen = [side.predicted for side in sides], [side.seen for side in sides]
+    expected, seen = [side.predicted for side in sides], [side.rate for side in sides]
+    seen_s = sum(seconds for seconds, side in zip(lasted_s, sides, strict=True) if side.seen is not None)
+    if seen_s < max(MEASURED_S, MEASURED_PART * sum(lasted_s)):
+        seen = []
     return replace(
         view,
         role=role,
         stays=stays,
         expected_isd_pct=whole_run_isd_pct(wall_s, list(zip(lasted_s, expected, strict=True)), still_s),
-        measured_isd_pct=whole_run_isd_pct(wall_s, list(zip(lasted_s, seen, strict=True)), still_s),
+        measured_isd_pct=whole_run_isd_pct(wall_s, list(zip(lasted_s, seen, strict=bool(seen))), still_s),
         promised_pct=promise.of(guest=role == GUEST, own_pct=tag.max_isd_pct if tag else None),
         wait_avoided_s=_wait_avoided_s(known.decisions) if role in JOINED else None,
     )
+
+
+def _of_this_run(view: JobView, known: History) -> History:
+    """What is known of a job's last run alone, which has ended when Slurm says so: the helper hears of it later."""
+    begun_s, run = (
+        math.inf if view.start_s is None or view.elapsed_s is None else view.start_s,
+        known.runs.get(view.raw_id),
+    )
+    spans = [
+        span if span.end_s is not None or view.end_s is None else replace(span, end_s=max(view.end_s, span.start_s))
+        for span in known.spans
+        if span.start_s >= begun_s
+    ]
+    earlier = [d for d in known.decisions if d.at_s < begun_s and d.kind in _OF_A_RUN]
+    runs = {} if run is None or (run.end_s is not None and run.end_s < begun_s) else {view.raw_id: run}
+    return replace(known, spans=spans, decisions=[d for d in known.decisions if d not in earlier], runs=runs)
 
 
 def views_of(jobs: Iterable[AccountedJob], known: History, promise: SitePromises, now_s: float) -> tuple[JobView, ...]:
@@ -312,9 +339,10 @@ def role_of(tag: Tag | None, joined: bool) -> str:
 
 
 def _stay(span: Span, side: SpanSide, tag: Tag | None, now_s: float) -> Stay:
+    measured_pct = side.measured_isd_pct if span_s(span, now_s) >= MEASURED_S else None
     return Stay(
         span.start_s, span.end_s, span_s(span, now_s), span.node, span.gpu_index, side.neighbour or None,
-        role_of(tag, side.joined), side.expected_isd_pct, side.measured_isd_pct, span.gpus, span.paused_s,
+        role_of(tag, side.joined), side.expected_isd_pct, measured_pct, span.gpus, span.paused_s,
     )  # fmt: skip
 
 

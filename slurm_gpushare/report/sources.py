@@ -216,8 +216,8 @@ class StoreSource(_Remembered):
     def of_job(self, raw_id: int, key: str, uid: int) -> History:
         store, live = self.store, self._now().jobs.get(key)
         record = store.live.of_jobs({raw_id}).get(raw_id)
-        runs = sorted(store.runs.of_job(raw_id), key=lambda run: run.by_node)
-        if runs:
+        runs = sorted(store.runs.of_job(raw_id), key=lambda run: (run.by_node, run.end_s))
+        if runs and (record is None or record.end_s <= runs[-1].end_s):  # else it was requeued, and runs again
             record = store.runs.record(runs[-1].id) or record
         decisions = of_job(store.decisions.of_jobs({raw_id, array_of(key)}), raw_id, key)
         figures = {raw_id: run_figures(record)} if record else {}

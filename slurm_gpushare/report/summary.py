@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from slurm_gpushare.protocol.history import Span, isd_of_rate
 from slurm_gpushare.protocol.settings import SitePromises
@@ -124,9 +124,9 @@ def summarise(
     """The report of a period. A span counts for those of its two jobs that are among `accounted`, half for each."""
     jobs = views_of(accounted, known, promise, end_s)
     by_id = {job.raw_id: job for job in jobs}
-    kept = tuple(span for span in known.spans if span.resident_job in by_id or span.guest_job in by_id)
+    kept = tuple(_of_last_runs(known.spans, by_id))
     shared = [job for job in jobs if job.stays]
-    saved = {raw_id: saved for raw_id, saved in _saved_by_job_s(kept, end_s).items() if raw_id in by_id}
+    saved = _saved_by_job_s(kept, by_id, end_s)
     busy_s = sum(job.gpu_s for job in shared)
     both = ((job.measured_isd_pct, job.expected_isd_pct) for job in shared)
     errors = [abs(seen - expected) for seen, expected in both if seen is not None and expected is not None]
@@ -168,12 +168,27 @@ def summarise(
     )
 
 
-def _saved_by_job_s(spans: Iterable[Span], now_s: float) -> dict[int, float]:
+def _in_last_run(span: Span, job: JobView | None) -> bool:
+    return job is not None and job.start_s is not None and span.start_s >= job.start_s
+
+
+def _of_last_runs(spans: Iterable[Span], jobs: Mapping[int, JobView]) -> Iterator[Span]:
+    """The spans of the last runs of these jobs, over when accounting says that one of the two is."""
+    for span in spans:
+        both = [job for job in map(jobs.get, (span.resident_job, span.guest_job)) if _in_last_run(span, job)]
+        ends_s = [job.end_s for job in both if job and job.end_s is not None]
+        if both:
+            over_s = min(ends_s, default=None) if span.end_s is None else span.end_s
+            yield replace(span, end_s=None if over_s is None else max(over_s, span.start_s))
+
+
+def _saved_by_job_s(spans: Iterable[Span], jobs: Mapping[int, JobView], now_s: float) -> dict[int, float]:
     """GPU time saved by each job: half of what its spans saved."""
     saved: dict[int, float] = defaultdict(float)
     for span in spans:
         for job in (span.resident_job, span.guest_job):
-            saved[job] += saved_s(span, now_s) / 2
+            if _in_last_run(span, jobs.get(job)):
+                saved[job] += saved_s(span, now_s) / 2
     return saved
 
 

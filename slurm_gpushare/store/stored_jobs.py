@@ -70,10 +70,10 @@ class Runs:
         """The means that reports add up, of runs that ended in a period, by SLURM_JOB_ID."""
         detail = schema.run_detail.c
         query = (
-            select(_r.job_id, _r.gpu_model, _r.alone_s, _r.shared_s, detail.features)
+            select(_r.job_id, _r.gpu_model, _r.alone_s, _r.shared_s, _r.end_s, detail.features)
             .join_from(schema.run, schema.run_detail, _r.id == detail.id)
             .where(_r.state.in_(("counted", "kept")), _r.end_s >= start_s, _r.end_s < end_s)
-            .order_by(_r.by_node)  # what a node says counts more than what its user says
+            .order_by(_r.by_node, _r.end_s)  # what a node says counts more than what its user says, and the last run
         )
         found: dict[int, RunFigures] = {}
         with self._db.read() as connection:
@@ -87,6 +87,7 @@ class Runs:
                     power_w=features.get("power_w_mean"),
                     alone_s=row.alone_s,
                     shared_s=row.shared_s,
+                    end_s=row.end_s,
                 )
         return found
 

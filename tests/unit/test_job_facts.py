@@ -243,3 +243,31 @@ def test_a_pause_is_told_in_plain_words_while_it_lasts_and_afterwards() -> None:
 def test_a_job_that_its_administrator_suspended_is_not_said_to_be_paused_by_us() -> None:
     said = text(facts(known(state="SUSPENDED"), live=PublicJob("14", 14)))
     assert "paused" not in said.lower()
+
+
+def test_a_requeued_job_is_told_by_its_last_run_alone() -> None:
+    """It ran for 32 s beside job 12, was paused, was requeued, and has run for 11 s since."""
+    earlier = beside(start_s=NOW - 100, end_s=None)
+    runs = RunFigures(power_w=200.0, end_s=NOW - 60)
+    decisions = [
+        Decision(14, NOW - 100, "beside", "n1", 3, 12),
+        Decision(14, NOW - 80, "extended", reasons={"given_min": 2}),
+    ]
+    again = facts(known(start_s=NOW - 11), run=runs, spans=[earlier], decisions=decisions)
+    assert (again.stays, again.shared_s, again.run, again.energy_kwh, again.given_back_s) == ((), 0.0, None, None, 0)
+    waiting = facts(known(state="PENDING"), run=runs, spans=[earlier], decisions=decisions)
+    assert (waiting.stays, waiting.run) == ((), None)
+
+
+def test_a_job_that_has_ended_shares_with_nobody_though_the_helper_has_not_noticed() -> None:
+    ended = facts(known(state="COMPLETED", end_s=NOW - 300), spans=[beside(end_s=None)])
+    assert [(stay.end_s, stay.seconds) for stay in ended.stays] == [(NOW - 300, 700)]
+    assert "still" not in text(ended)
+
+
+def test_a_short_stay_is_not_called_measured() -> None:
+    long, short = beside(end_s=NOW - 600), beside(start_s=NOW - 600, end_s=NOW - 597, resident=13)
+    told = facts(spans=[long, short])
+    assert [stay.measured_isd_pct is not None for stay in told.stays] == [True, False]
+    assert told.measured_isd_pct is not None, "nearly all of its time was measured"
+    assert facts(spans=[short]).measured_isd_pct is None

@@ -249,7 +249,8 @@ def test_saved_and_used_gpu_time_are_drawn_over_the_same_time(pair: Report) -> N
 
 
 def test_the_cards_of_all_nodes_are_drawn_over_the_same_time(pair: Report) -> None:
-    elsewhere = replace(pair.spans[0], resident_job=3, guest_job=4, node="gpu1")
+    at_s = pair.spans[0].start_s + 2200
+    elsewhere = replace(pair.spans[0], resident_job=3, guest_job=4, node="gpu1", start_s=at_s, end_s=at_s + 1000)
     later = [job(3, 2500, 3900, Tag(cluster=0)), job(4, 2600, 3800, Tag(cluster=1))]
     page = part(render(summary([*map(row, pair.jobs), *later], [*pair.spans, elsewhere])), "Card by card")
     first, second = (re.findall(r'class="tick">(\d\d:\d\d)<', node) for node in page.split("<details")[1:])
