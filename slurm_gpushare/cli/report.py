@@ -42,7 +42,17 @@ from slurm_gpushare.helper.explain import SHADOW
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.protocol.text import TO_SHARE, duration_text, durations, hours, lines_text, period, span
+from slurm_gpushare.protocol.text import (
+    TO_SHARE,
+    counted,
+    duration_text,
+    durations,
+    hours,
+    hours_span,
+    lines_text,
+    period,
+    span,
+)
 from slurm_gpushare.report.export import to_csv, to_json
 from slurm_gpushare.report.job_figures import CpuSummary, Distribution
 from slurm_gpushare.report.pages import Origin
@@ -95,6 +105,8 @@ def report(
     with progress("Reading accounting", 1) as bar:
         found = collect(slurm, figures, period, filters, config.promises)
         bar.update(1)
+    if isinstance(figures, StoreSource) and not (users or accounts or clusters):  # of part of the queue nobody can tell
+        found = replace(found, waiting_avoided_h=_waiting_avoided_h(slurm, config, found))
     if not found.jobs:  # nothing, or nothing possible?
         check_accounting_names(slurm, "account", accounts)
         check_accounting_names(slurm, "cluster", clusters)
@@ -133,6 +145,27 @@ def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: 
     origin = Origin(name, __version__, shlex.join(["gpushare", *sys.argv[1:]]))
     points, cells = profile_points(store) if store else [], known_cells(store, config.gpu_models)
     return render_report(found, points, cells, origin, shadow_lines(shadow) if shadow else [])
+
+
+def _waiting_avoided_h(slurm: Slurm, config: Config, found: Report) -> tuple[float, float] | None:
+    """By the jobs of the report that have started, on the GPUs that share; None where there is no simulator."""
+    try:
+        from slurm_gpushare.whatif.assess import cards_of
+        from slurm_gpushare.whatif.waiting import WaitedJob, waiting_avoided_h
+    except ModuleNotFoundError:
+        return None
+    jobs = [
+        WaitedJob(
+            max(row.submit_s, row.eligible_s or 0), row.start_s, (job.wall_s or 0.0) / (1.0 + slower_pct / 100.0),
+            cards_of(row),
+        )
+        for job in found.jobs
+        if (row := job.accounted) and row.start_s is not None
+        for slower_pct in [job.measured_isd_pct or job.expected_isd_pct or 0.0]
+    ]  # fmt: skip
+    gpus = _gpus(slurm, config)
+    band = None if gpus is None else waiting_avoided_h(jobs, gpus, found.start_s, found.end_s)
+    return None if band is None else (band.low, band.high)
 
 
 def _administers(slurm: Slurm) -> bool:
@@ -188,7 +221,6 @@ def _figures(found: Report) -> str:
         return lines_text(("GPU jobs", f"{jobs}, none shared a card"), ("to share", TO_SHARE), *_cpus(found.cpus))
     isd, expected = found.isd_pct, found.expected_isd_pct
     saved = f"{hours(found.saved_gpu_h)}, {text_of(found.ps_pct, '.0f')} % of what they need alone (PS)"
-    avoided = f"{hours(found.wait_avoided_h)} expected, of {found.waits_avoided} guests and successors together"
     lines = [
         ("GPU jobs", f"{jobs}, {found.shared} shared a card"),
         ("GPU time saved", f"{saved}; {found.measured_spans} of {len(found.spans)} stays measured"),
@@ -204,8 +236,12 @@ def _figures(found: Report) -> str:
         given = f"{duration_text(found.given_back_s)} added to the time limits of {found.given_back_jobs} jobs"
         pauses = f"; {found.pauses} pauses to keep promises, {duration_text(found.paused_s)}" if found.pauses else ""
         lines.append(("given back", f"{given}{pauses}"))
-    if found.waits_avoided:
-        lines.append(("wait avoided", avoided))
+    low_high = dict(zip(("low", "high"), found.waiting_avoided_h or (), strict=False))
+    avoided = f"{hours_span(low_high)}, by plain Slurm on the same jobs" if low_high else "--- (not worked out)"
+    lines.append(("waiting avoided", avoided))
+    if found.forecast_error_s.count:
+        off = duration_text(found.forecast_error_s.median)
+        lines.append(("forecasts", f"of {counted(found.forecast_error_s.count, 'start')}: half were at most {off} off"))
     return lines_text(*lines, *_cpus(found.cpus))
 
 

@@ -13,7 +13,7 @@ from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.report.summary import Report
 
-JSON_VERSION = 1
+JSON_VERSION = 2
 
 _OF_A_LINE = {
     name: name
@@ -28,14 +28,14 @@ _OF_A_LINE = {
 """Columns of the CSV, and the view's names for them."""
 CSV_COLUMNS = ("job_id", *_OF_A_LINE)
 _FIGURES = (
-    "profiled", "complete", "measured_spans", "ps_pct", "prediction_error_points", "predictions", "wait_avoided_h",
-    "waits_avoided", "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs", "given_back_s",
+    "profiled", "complete", "measured_spans", "ps_pct", "prediction_error_points", "predictions", "wait_forecast_h",
+    "waits_forecast", "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs", "given_back_s",
     "given_back_jobs", "paused_s",
 )  # fmt: skip
 _IF_COMPLETE = ("shared", "busy_gpu_h", "solo_gpu_h", "saved_gpu_h", "pauses")
 """Unknown as long as it is not known who shared."""
 _OF_A_JOB = (
-    "raw_id", "state", "partition", "submit_s", "end_s", "limit_s", "cpus", "elapsed_s", "wait_avoided_s",
+    "raw_id", "state", "partition", "submit_s", "end_s", "limit_s", "cpus", "elapsed_s", "wait_forecast_s",
     "given_back_s", "paused", "paused_s", "cpu_pct", "gpu_mem_pct", "energy_kwh", "shared_s", "expected_isd_pct",
     "measured_isd_pct", "promised_pct", "cluster", "probe", "opted_out",
 )  # fmt: skip
@@ -52,10 +52,15 @@ def _some(thing: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-def _line(job: JobView) -> dict[str, Any]:
+def _line(job: JobView, keys: Mapping[int, str]) -> dict[str, Any]:
+    """A job as a row. Its partners are named as their rows are; None stands for who has none here."""
     values = {"job_id": job.key} | {name: getattr(job, field) for name, field in _OF_A_LINE.items()}
-    hidden_as_none = [partner or None for partner in job.neighbours]  # where the site hides jobs from each other
-    return values | {"partners": hidden_as_none, "elapsed_s": job.elapsed_s or 0}
+    return values | {"partners": [keys.get(partner) for partner in job.neighbours], "elapsed_s": job.elapsed_s or 0}
+
+
+def _lines(report: Report) -> list[dict[str, Any]]:
+    keys = {job.raw_id: job.key for job in report.jobs}
+    return [_line(job, keys) for job in report.jobs]
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -73,6 +78,8 @@ def to_json(report: Report) -> dict[str, Any]:
             "spans": len(report.spans),
             "isd_pct": asdict(report.isd_pct),
             "expected_isd_pct": asdict(report.expected_isd_pct),
+            "forecast_error_s": asdict(report.forecast_error_s),
+            "waiting_avoided_h": dict(zip(("low", "high"), report.waiting_avoided_h or (None, None), strict=True)),
             "cpus": asdict(report.cpus),
         },
         "waits_s": {role: asdict(wait) for role, wait in report.waits_s.items()},
@@ -81,7 +88,7 @@ def to_json(report: Report) -> dict[str, Any]:
             asdict(owner) | ({} if report.complete else {"shared": None, "gpu_hours_saved": None})
             for owner in report.owners
         ],
-        "jobs": [_line(job) for job in report.jobs],
+        "jobs": _lines(report),
     }
 
 
@@ -90,8 +97,8 @@ def to_csv(report: Report) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for job in report.jobs:
-        writer.writerow(_line(job) | {"partners": " ".join(str(partner or "---") for partner in job.neighbours)})
+    for line in _lines(report):
+        writer.writerow(line | {"partners": " ".join(partner or "---" for partner in line["partners"])})
     return out.getvalue()
 
 

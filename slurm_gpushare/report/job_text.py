@@ -97,8 +97,8 @@ def _waiting(job: JobView) -> Iterator[str]:
         if job.paused_s:
             so_far = "so far" if job.paused else "in all, so that its neighbours got the speed they were promised"
             yield _line("Paused", f"{duration_text(job.paused_s)} {so_far}")
-        avoided = job.wait_avoided_s
-        spared = "" if avoided is None else f"; a whole GPU was expected {duration_text(avoided)} later"
+        forecast = job.wait_forecast_s
+        spared = "" if forecast is None else f"; a whole GPU was forecast {duration_text(forecast)} later"
         yield _line("Waited", f"{duration_text(job.wait_s)}{spared}")
 
 

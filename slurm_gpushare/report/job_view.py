@@ -132,8 +132,10 @@ class JobView:
     """The same; None unless nearly all of the time that it shared was measured."""
     promised_pct: float | None = None
     """The most that sharing may slow it."""
-    wait_avoided_s: float | None = None
-    """The wait for a whole GPU that was expected when it joined another job."""
+    wait_forecast_s: float | None = None
+    """The wait for a whole GPU that was forecast when it joined another job."""
+    forecast_error_s: float | None = None
+    """How far its start was from what it was told first while it waited."""
 
     @property
     def wall_s(self) -> float | None:
@@ -269,7 +271,11 @@ def with_history(view: JobView, known: History, promise: SitePromises, cpu_used_
     """The same job with what is known besides: `known` is of this job alone, and of its earlier runs too."""
     known = _of_this_run(view, known)
     tag = _tag(view, known)
-    view = replace(view, tag=tag, live=known.live, run=known.runs.get(view.raw_id), cpu_used_s=cpu_used_s)
+    started_s = view.start_s if view.elapsed_s is not None else None
+    view = replace(
+        view, tag=tag, live=known.live, run=known.runs.get(view.raw_id), cpu_used_s=cpu_used_s,
+        forecast_error_s=_forecast_error_s(started_s, known.decisions),
+    )  # fmt: skip
     if tag is None and any(decision.kind == OPTED_OUT for decision in known.decisions):
         view = replace(view, opted_out=True)
     if not known.spans:
@@ -291,7 +297,7 @@ def with_history(view: JobView, known: History, promise: SitePromises, cpu_used_
         expected_isd_pct=whole_run_isd_pct(wall_s, list(zip(lasted_s, expected, strict=True)), still_s),
         measured_isd_pct=whole_run_isd_pct(wall_s, list(zip(lasted_s, seen, strict=bool(seen))), still_s),
         promised_pct=promise.of(guest=role == GUEST, own_pct=tag.max_isd_pct if tag else None),
-        wait_avoided_s=_wait_avoided_s(known.decisions) if role in JOINED else None,
+        wait_forecast_s=_wait_forecast_s(known.decisions) if role in JOINED else None,
     )
 
 
@@ -356,11 +362,18 @@ def _as_of_now(span: Span, raw_id: int, live: PublicJob | None) -> Span:
     return replace(span, guest_rate_seen=rate)
 
 
-def _wait_avoided_s(decisions: Iterable[Decision]) -> float | None:
-    """Of one job: the wait for a whole GPU that was expected when it was last placed beside another."""
+def _wait_forecast_s(decisions: Iterable[Decision]) -> float | None:
+    """Of one job: the wait for a whole GPU that was forecast when it was last placed beside another."""
     waits = [decision.reasons.get("wait_s") for decision in decisions if decision.kind in JOINS]
     known = [float(wait_s) for wait_s in waits if isinstance(wait_s, int | float)]
     return known[-1] if known else None
+
+
+def _forecast_error_s(start_s: int | None, decisions: Iterable[Decision]) -> float | None:
+    """Of one job that has started: how far from the first forecast of its start."""
+    told = (d.at_s + float(d.reasons["wait_s"]) for d in decisions if d.kind == "waits" and d.reasons.get("wait_s"))
+    first_s = next(told, None)
+    return None if start_s is None or first_s is None else abs(start_s - first_s)
 
 
 # What its tag said, from the store: other tools replace AdminComment when a job ends (jobstats does).

@@ -10,8 +10,18 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurm_gpushare.protocol.text import cluster_name, counted, duration_text, hours, moment, natural, per_cent, period
-from slurm_gpushare.report.job_figures import lasted_s, rates_of, span_s
+from slurm_gpushare.protocol.text import (
+    cluster_name,
+    counted,
+    duration_text,
+    hours,
+    hours_span,
+    moment,
+    natural,
+    per_cent,
+    period,
+)
+from slurm_gpushare.report.job_figures import lasted_s, measured, rates_of, span_s
 from slurm_gpushare.report.job_view import GUEST, JOINED, ROLES, JobView
 from slurm_gpushare.report.pages import Origin, cluster_key, render
 from slurm_gpushare.report.summary import Report
@@ -89,8 +99,8 @@ def render_report(
 ) -> str:
     """The whole page. `shadow` are the lines about what sharing would have done."""
     origin = origin or Origin()
-    measured = [job for job in report.jobs if job.measured_isd_pct is not None]
-    both = [job for job in measured if job.expected_isd_pct is not None]
+    judged = [job for job in report.jobs if job.measured_isd_pct is not None]
+    both = [job for job in judged if job.expected_isd_pct is not None]
     users = {job.raw_id: job.user for job in report.jobs}
     dots = [(job.expected_isd_pct, job.measured_isd_pct, job.cluster, f"job {job.key}") for job in both[-MAX_DOTS:]]
     clusters = [(p.mgup_pct, p.mgmap_pct, p.cluster, cluster_name(p.cluster)) for p in profiles[-MAX_DOTS:]]
@@ -100,12 +110,16 @@ def render_report(
         period=period(report.start_s, report.end_s),
         origin=origin,
         report=report,
+        measured_pct=_measured_pct(report),
+        waiting=hours_span(dict(zip(("low", "high"), report.waiting_avoided_h, strict=True)))
+        if report.waiting_avoided_h
+        else "",
         shadow_title=SHADOW_TITLE,
         shadow=shadow,
         used=used_time(report),
         saved=saved_time(report),
-        slow_down=_slow_downs(measured),
-        marks=_promises(measured),
+        slow_down=_slow_downs(judged),
+        marks=_promises(judged),
         broken=[
             (job, ", ".join(f"{n} ({users[n]})" if n in users else str(n) for n in job.neighbours if n))
             for job in sorted(report.past_promise, key=lambda job: job.measured_isd_pct or 0, reverse=True)
@@ -123,6 +137,13 @@ def render_report(
         owners=sorted(report.owners, key=lambda line: natural(line.user)),
         cluster_key=cluster_key,
     )  # fmt: skip
+
+
+def _measured_pct(report: Report) -> float | None:
+    """Of the time that two jobs had a card, the part that was measured."""
+    lasted_s = [(span_s(span, report.end_s), measured(span)) for span in report.spans]
+    total_s = sum(seconds for seconds, _ in lasted_s)
+    return 100.0 * sum(seconds for seconds, known in lasted_s if known) / total_s if total_s else None
 
 
 def _unit(most_h: float) -> tuple[float, str]:

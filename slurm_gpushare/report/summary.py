@@ -78,10 +78,12 @@ class Report:
     """Mean distance of predicted from measured ISD, over jobs that have both."""
     predictions: int
     waits_s: Mapping[str, Distribution]
-    wait_avoided_h: float | None
-    """Sum over guests and successors of the wait for a whole GPU that was expected when they were placed."""
-    waits_avoided: int
+    wait_forecast_h: float | None
+    """Sum over guests and successors of the wait for a whole GPU that was forecast when they were placed."""
+    waits_forecast: int
     """Jobs in that sum."""
+    forecast_error_s: Distribution
+    """How far from the first forecast jobs started that had been told one."""
     gpu_busy_pct: float | None
     """How busy the jobs that shared keep a GPU, by time, as measured of each job alone."""
     energy_kwh: float | None
@@ -97,6 +99,8 @@ class Report:
     pairs: tuple[PairLine, ...]
     owners: tuple[OwnerLine, ...]
     cpus: CpuSummary
+    waiting_avoided_h: tuple[float, float] | None = None
+    """Job hours of waiting that a plain Slurm would have had more, at least and at most; worked out afterwards."""
 
     @property
     def saved_gpu_h(self) -> float:
@@ -130,7 +134,7 @@ def summarise(
     busy_s = sum(job.gpu_s for job in shared)
     both = ((job.measured_isd_pct, job.expected_isd_pct) for job in shared)
     errors = [abs(seen - expected) for seen, expected in both if seen is not None and expected is not None]
-    avoided_s = [job.wait_avoided_s for job in shared if job.wait_avoided_s is not None]
+    forecast_s = [job.wait_forecast_s for job in shared if job.wait_forecast_s is not None]
     given_s = [job.given_back_s for job in jobs if job.given_back_s]
     energy_kwh = [job.energy_kwh for job in jobs if job.energy_kwh is not None]
     decided = by_own_id(known.decisions, {job.key: job.raw_id for job in jobs})
@@ -153,8 +157,9 @@ def summarise(
         waits_s={
             role: spread(job.wait_s for job in jobs if job.role == role and job.wait_s is not None) for role in ROLES
         },
-        wait_avoided_h=sum(avoided_s) / 3600 if avoided_s else None,
-        waits_avoided=len(avoided_s),
+        wait_forecast_h=sum(forecast_s) / 3600 if forecast_s else None,
+        waits_forecast=len(forecast_s),
+        forecast_error_s=spread(job.forecast_error_s for job in jobs if job.forecast_error_s is not None),
         gpu_busy_pct=weighted_mean((job.run.gpu_busy_pct, job.elapsed_s or 0.0) for job in shared if job.run),
         energy_kwh=sum(energy_kwh) if energy_kwh else None,
         measured_jobs=sum(job.run is not None for job in jobs),

@@ -93,7 +93,7 @@ def test_a_guest_sees_what_sharing_cost_and_spared_it() -> None:
     said = text(told)
     assert "with job 12 on GPU 3 of n1, as guest: slower by 100 % measured, 25 % expected" in " ".join(said.split())
     assert "over the whole run 25 % measured, 9 % expected; promised at most 50 %" in " ".join(said.split())
-    assert "a whole GPU was expected 12 min later" in said
+    assert "a whole GPU was forecast 12 min later" in said
 
 
 def test_a_pause_is_the_slow_down_of_who_was_paused_and_not_of_its_neighbour() -> None:

@@ -131,7 +131,7 @@ def test_the_owners_own_cap_counts_where_it_is_lower() -> None:
 def test_waits_are_told_by_role(pair: Report) -> None:
     assert pair.waits_s["guest"] == Distribution(1, 300, 300, 300, 300)
     assert pair.waits_s["no token"] == Distribution(0)
-    assert pair.wait_avoided_h == 0.5
+    assert pair.wait_forecast_h == 0.5
 
 
 def test_pairs_of_clusters(pair: Report) -> None:
@@ -181,15 +181,15 @@ def test_where_nobody_knows_who_shared_no_figure_about_it_is_given() -> None:
         assert ">0 s<" not in text
 
 
-def test_successors_are_told_apart_and_their_waits_count_as_avoided() -> None:
+def test_successors_are_told_apart_and_their_waits_were_forecast() -> None:
     jobs = [job(1, 0, 2000, Tag()), job(2, 500, 3000, Tag(successor=True))]
     placed = Decision(2, T0 + 500, "succeeds", partner_job=1, reasons={"wait_s": 900.0})
     found = summary(jobs, [span(1, 2, 500, 2000)], [placed])
     assert [(line.role, line.promised_pct) for line in found.jobs] == [("resident", 25), ("successor", 25)]
-    assert (found.wait_avoided_h, found.waits_avoided) == (0.25, 1)
+    assert (found.wait_forecast_h, found.waits_forecast) == (0.25, 1)
 
 
-def test_a_task_placed_under_its_arrays_id_has_avoided_a_wait_too() -> None:
+def test_a_task_placed_under_its_arrays_id_has_its_forecast_too() -> None:
     tasks = [replace(job(raw, 500, 1500, Tag(cluster=2)), key=key) for raw, key in ((34, "34_1"), (35, "34_0"))]
     placed = [
         Decision(34, T0 + 400, "beside", partner_job=n, reasons={"key": key, "wait_s": wait_s})
@@ -199,7 +199,7 @@ def test_a_task_placed_under_its_arrays_id_has_avoided_a_wait_too() -> None:
     residents = [job(n, 0, 2000, Tag(cluster=0)) for n in (1, 2)]
     spans = [span(1, 35, 500, 1500, **rates), span(2, 34, 500, 1500, **rates)]
     report = summary([*residents, *tasks], spans, placed)
-    assert (report.waits_avoided, report.wait_avoided_h) == (2, pytest.approx(2400 / 3600))
+    assert (report.waits_forecast, report.wait_forecast_h) == (2, pytest.approx(2400 / 3600))
 
 
 def test_figures_say_of_how_many_and_expected_ones_are_told_apart() -> None:
@@ -225,14 +225,23 @@ def test_an_empty_period_has_a_report() -> None:
 
 
 def test_the_page_opens_with_the_result_in_words(pair: Report) -> None:
-    said = opening(pair)
-    assert said.startswith("2 of 2 GPU jobs shared a card. They took 33 min of GPU time and would have taken 38 min")
-    assert "slow-down of 2 jobs was measured" in said
-    assert "and 1 ran longer than promised" in said
-    assert said.endswith("1 job started earlier, by an expected 30 min in all.")
+    assert opening(pair).startswith("2 of 2 GPU jobs shared a card: 5.0 min of GPU time saved")
+    page = words(render(pair))
+    assert "What was saved? 5.0 min of GPU time, 13 % of what the jobs that shared would have taken" in page
+    assert "How much less did jobs wait? --- worked out" in page
+    assert "Who was harmed? 1 of 2 jobs slowed by more than promised; half ran at most 11 % longer than alone" in page
+    assert "How sure is that? 100 % of the time that two jobs had a card was measured" in page
+    spared = words(render(replace(pair, waiting_avoided_h=(11.0, 14.0))))
+    assert "How much less did jobs wait? 11 to 14 h in all" in spared
     unknown = summarise([job(1, 0, 100, Tag(cluster=0))], History(), PROMISE, T0, T0 + 4000)
     assert "not known" in opening(unknown)
     assert "No GPU job ran" in opening(summary([], []))
+
+
+def test_how_good_forecasts_were_is_a_figure() -> None:
+    told = [Decision(n, T0, "waits", reasons={"code": "gpus", "wait_s": 400.0}) for n in (1, 2)]
+    found = summary([job(1, 500, 2000, Tag()), job(2, 300, 1500, Tag())], [], told)
+    assert (found.forecast_error_s.count, found.forecast_error_s.max) == (2, 100)
 
 
 def test_savings_are_booked_while_a_stay_lasts(pair: Report) -> None:
@@ -312,9 +321,15 @@ def test_percentiles_are_values_that_occurred() -> None:
 def test_csv_and_json_say_the_same(pair: Report) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(pair))))
     document = json.loads(json.dumps(to_json(pair), allow_nan=False))
-    assert (document["format"], document["version"]) == ("gpushare-report", 1)
+    assert (document["format"], document["version"]) == ("gpushare-report", 2)
     assert [row["isd_pct"] for row in rows] == [str(entry["isd_pct"]) for entry in document["jobs"]]
     assert rows[0]["partners"] == "2"
+
+
+def test_partners_are_named_as_their_rows_are() -> None:
+    jobs = [job(1, 0, 2000, Tag()), replace(job(34, 500, 1500, Tag()), key="33_1")]
+    found = summary(jobs, [span(1, 34, 500, 1500), span(1, 77, 1500, 1900)])
+    assert [row["partners"] for row in csv.DictReader(io.StringIO(to_csv(found)))] == ["33_1 ---", "1"]
 
 
 def test_a_neighbour_that_the_site_hides_is_unknown_not_job_0() -> None:
