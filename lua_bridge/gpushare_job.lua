@@ -189,10 +189,28 @@ end
 -- The owner's consent. docs/hook.md has the grammar; slurm_gpushare/protocol/tag.py reads the same one, and a test
 -- feeds it, the hook and the filter in the user's commands with the same comments.
 
--- Nothing else ever meets SQL.
+-- The two check characters that end a token of these random ones (slurm_gpushare/protocol/tokens.py).
+local function check_characters(random)
+  local total, letters = 0, protocol.LETTERS_32
+  for place = 1, #random do
+    total = (total + place * (letters:find(random:sub(place, place), 1, true) - 1)) % 1021
+  end
+  local first, second = math.floor(total / 32) + 1, total % 32 + 1
+  return letters:sub(first, first) .. letters:sub(second, second)
+end
+
+-- Whether it is a token: nothing else ever meets SQL. Second value: it looks like one, and was mistyped.
 function M.is_token(text)
-  local random = type(text) == "string" and text:match("^gs%-([a-z2-7]+)$")
-  return random ~= nil and random ~= false and #random >= protocol.TOKEN_MIN and #random <= protocol.TOKEN_MAX
+  text = type(text) == "string" and text or ""
+  local random, check = text:match("^gs%-([a-z2-7]+)$"), nil
+  if not random then
+    random, check = text:match("^gs2%-([a-z2-7]+)([a-z2-7][a-z2-7])$")
+  end
+  if not random or #random < protocol.TOKEN_MIN or #random > protocol.TOKEN_MAX then
+    return false, false
+  end
+  local wrong = check ~= nil and check ~= check_characters(random)
+  return not wrong, wrong
 end
 
 -- Whether a word after the token is an option of ours; other words of the comment are somebody else's.
@@ -232,7 +250,13 @@ function M.consent(comment)
   local token, options = our_words(comment)
   if not token then
     return nil, options
-  elseif not M.is_token(token) then
+  end
+  local is_token, mistyped = M.is_token(token)
+  if mistyped then
+    return nil, "its token has a wrong letter. 'gpushare token list' shows yours"
+  elseif token:sub(1, 2) == "$(" then
+    return nil, "no shell reads an #SBATCH line. Put there what 'gpushare token NAME --sbatch' prints"
+  elseif not is_token then
     return nil, "that is not a workload token. Make one with: gpushare token NAME"
   end
   local max, requeue, cpus_auto

@@ -6,6 +6,7 @@ M.PREFIX = "GS1:"
 M.LONGEST = 1024
 M.TOKEN_MIN = 16
 M.TOKEN_MAX = 32
+M.LETTERS_32 = "abcdefghijklmnopqrstuvwxyz234567"
 
 M.KEYS = {
   partitions = { attribute = "partitions", kind = "names", default = "" },

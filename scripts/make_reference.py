@@ -19,7 +19,7 @@ from slurm_gpushare.cli.main import gpushare
 from slurm_gpushare.protocol.release import CAPABILITIES
 from slurm_gpushare.protocol.settings import GENERATED_SUFFIX, KEYS, Key, Place
 from slurm_gpushare.protocol.tag import LETTERS, LONGEST, PREFIX
-from slurm_gpushare.protocol.tokens import OPTIONS, TOKEN_LENGTHS
+from slurm_gpushare.protocol.tokens import LETTERS_32, OPTIONS, TOKEN_LENGTHS
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = tuple[str, click.Command]
@@ -210,7 +210,13 @@ def lua_protocol() -> str:
         "LETTERS": {attribute: lua(letter) for attribute, letter in LETTERS.items()},
         "OPTIONS": dict.fromkeys(OPTIONS, "true"),
     }
-    values = {"PREFIX": PREFIX, "LONGEST": LONGEST, "TOKEN_MIN": TOKEN_LENGTHS[0], "TOKEN_MAX": TOKEN_LENGTHS[1]}
+    values = {
+        "PREFIX": PREFIX,
+        "LONGEST": LONGEST,
+        "TOKEN_MIN": TOKEN_LENGTHS[0],
+        "TOKEN_MAX": TOKEN_LENGTHS[1],
+        "LETTERS_32": LETTERS_32,
+    }
     parts = [f"-- {MADE}\n", "local M = {}\n"]
     parts += [f"M.{name} = {lua(value)}" for name, value in values.items()]
     for table, rows in tables.items():

@@ -26,7 +26,8 @@ from slurm_gpushare.node.profile import (
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.record import MAX_CURVE_POINTS, Record
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.protocol.tokens import TOKEN, TokenFile
+from slurm_gpushare.protocol.text import counted
+from slurm_gpushare.protocol.tokens import TOKEN, TokenFile, has_wrong_letter
 
 
 def _counts(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int]:
@@ -105,7 +106,8 @@ def _curve(counts: list[int], command: tuple[str, ...], token: str | None, max_s
     if best is None:
         click.echo("No epoch came to its end and no GPU was seen: touch $GPUSHARE_EPOCH_FILE at the end of one.")
         return 1
-    click.echo(f"{best.cpus} are enough (-c {best.cpus}, or cpus=auto in the comment): within 5 % of the fastest.")
+    many = counted(best.cpus, "CPU")
+    click.echo(f"{many} will do (-c {best.cpus}, or cpus=auto in the comment): within 5 % of the fastest.")
     curve = speeds(points)
     if shared(points):
         warn("another job was on the card: the curve is not kept. Measure it with max=0 in the comment.")
@@ -139,8 +141,8 @@ def _measure(
 def _token(token: str | None, name: str | None) -> str | None:
     if token and name:
         raise BadInput("--token and --name are the same thing", "Give one of them.")
-    if token is not None and not TOKEN.fullmatch(token):
-        raise BadInput("--token: not a token", "See 'gpushare token list'.")
+    if token is not None and (not TOKEN.fullmatch(token) or has_wrong_letter(token)):
+        raise BadInput("--token: not a token, or one with a wrong letter", "See 'gpushare token list'.")
     return TokenFile().get_or_make(name) if name is not None else token
 
 

@@ -82,14 +82,15 @@ class _NameOrCommand(click.Group):
         return "NAME", _show, args
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["NAME | list | rm NAME"]
+        return ["NAME [--sbatch] | list | rm NAME"]
 
 
 @click.command("NAME", hidden=True)
 @click.argument("name")
-def _show(name: str) -> None:
+@click.option("--sbatch", "as_line", is_flag=True, help="Print the line for a job script.")
+def _show(name: str, as_line: bool) -> None:
     """Print the token of NAME, made on first use."""
-    click.echo(TokenFile().get_or_make(name))
+    click.echo(("#SBATCH --comment=gpushare:" if as_line else "") + TokenFile().get_or_make(name))
 
 
 @click.group("token", cls=_NameOrCommand)
@@ -97,8 +98,9 @@ def token() -> None:
     """Make or show your token for a workload.
 
     'gpushare token NAME' prints the random token that stands for NAME and nothing else, so that it can be
-    used in a job's comment: sbatch --comment=gpushare:$(gpushare token resnet). The name is kept
-    in ~/.config/gpushare/tokens, readable by you alone, and never leaves it.
+    used in a job's comment: sbatch --comment=gpushare:$(gpushare token resnet). No shell reads a script's #SBATCH
+    lines: 'gpushare token NAME --sbatch' prints the line to put there. The name is kept in
+    ~/.config/gpushare/tokens, readable by you alone, and never leaves it.
     """
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from slurm_gpushare.protocol.tokens import OPTION, TOKEN
+from slurm_gpushare.protocol.tokens import OPTION, TOKEN, has_wrong_letter
 
 PREFIX = "GS1:"
 
@@ -213,6 +213,8 @@ def parse_consent(comment: str) -> Consent | None:
     token, options = found[1] or "", (found[2] or "").split(",")
     if TOKEN.fullmatch(token) is None:
         raise UnclearConsent("that is not a workload token")
+    if has_wrong_letter(token):
+        raise UnclearConsent("its token has a wrong letter")
     options += [part for word in words[ours[0] + 1 :] if OPTION.fullmatch(word) for part in word.split(",")]
     options = [option for option in options if option]
     caps = [cap for option in options if (cap := _MAX.fullmatch(option))]

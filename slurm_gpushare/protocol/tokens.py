@@ -5,7 +5,6 @@ The user's file has one workload a line, ``TOKEN NAME``, mode 600. The client-si
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import os
 import re
@@ -20,13 +19,15 @@ from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import replace_text
 
 TOKEN_LENGTHS = (16, 32)
-"""Characters of base 32: 80 bits and up."""
-TOKEN = re.compile(rf"gs-[a-z2-7]{{{TOKEN_LENGTHS[0]},{TOKEN_LENGTHS[1]}}}", re.ASCII)
+"""Random characters of base 32: 80 bits and up."""
+LETTERS_32 = "abcdefghijklmnopqrstuvwxyz234567"
+TOKEN = re.compile(rf"gs(?:-|2-[a-z2-7]{{2}})[a-z2-7]{{{TOKEN_LENGTHS[0]},{TOKEN_LENGTHS[1]}}}", re.ASCII)
+"""``gs-`` tokens are from earlier releases; those that begin with ``gs2-`` end with two check characters."""
 OPTIONS = ("max", "requeue", "cpus")
 OPTION = re.compile(rf"(?:{'|'.join(OPTIONS)})(?:[=:].*)?", re.ASCII | re.IGNORECASE)
 """A word of a comment that is an option of ours, well written or not. It ends a name."""
 
-_RANDOM_CHARS = 20  # 100 bits
+_RANDOM_CHARS = 17  # 85 bits; with check characters as long as a token of earlier releases
 _MAX_NAME = 200
 _RESERVED = {"list", "rm"}  # words of the command line
 
@@ -49,8 +50,19 @@ class OwnedToken(NamedTuple):
 
 def new_token() -> str:
     """A random token: it says nothing about whose or what it is."""
-    letters = base64.b32encode(secrets.token_bytes(_RANDOM_CHARS)).decode("ascii").lower()
-    return f"gs-{letters[:_RANDOM_CHARS]}"
+    letters = "".join(secrets.choice(LETTERS_32) for _ in range(_RANDOM_CHARS))
+    return f"gs2-{letters}{check_characters(letters)}"
+
+
+def check_characters(letters: str) -> str:
+    """Two that tell one wrong letter, or two that changed places (lua_bridge/gpushare_job.lua has the same sum)."""
+    total = sum(place * LETTERS_32.index(letter) for place, letter in enumerate(letters, 1)) % 1021
+    return LETTERS_32[total // 32] + LETTERS_32[total % 32]
+
+
+def has_wrong_letter(token: str) -> bool:
+    """Whether a text that looks like a token was mistyped, as far as its check characters tell."""
+    return token.startswith("gs2-") and check_characters(token[4:-2]) != token[-2:]
 
 
 def token_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -111,7 +123,7 @@ class TokenFile:
 
     def _line(self, number: int, line: str) -> NamedToken:
         token, _, name = line.partition(" ")
-        if not TOKEN.fullmatch(token) or not name.strip():
+        if not TOKEN.fullmatch(token) or has_wrong_letter(token) or not name.strip():
             raise GpushareError(f"{self.path}:{number}: not 'TOKEN NAME'", "Correct or remove the line.")
         return NamedToken(token, name.strip())
 
@@ -147,7 +159,7 @@ def check_name(name: str) -> str:
     if name in _RESERVED:
         raise BadInput(f"token: '{name}' is a word of this command", "Choose another name.")
     if TOKEN.fullmatch(name):
-        raise BadInput("token: that is a token already, not a name")
+        raise BadInput("token: that is a token already, not a name", "Use it as it is: --comment=gpushare:TOKEN.")
     if option := next((word for word in name.split()[1:] if OPTION.fullmatch(word)), None):
         raise BadInput(f"token: '{option}' in a job's comment is an option, not part of a name", "Choose another name.")
     return name

@@ -73,7 +73,7 @@ def test_curve_measured_in_a_job_is_what_the_next_one_asks_for(testbed: Testbed)
     job = sbatch(testbed, "--gpus=1", "-c2", token=UNKNOWN, script=script)
     begin_when_measured(testbed, job.job_id)
     wait_for(testbed, job.job_id, ["COMPLETED"], timeout_s=180)
-    assert "2 are enough" in (home_of(testbed) / "curve").read_text()
+    assert "2 CPUs will do" in (home_of(testbed) / "curve").read_text()
     accounted = ["sacct", "-n", "-P", "-j", str(job.job_id), "-o", "AdminComment"]
     until(lambda: UNKNOWN in testbed.run(accounted).stdout)
     # The sampler's record comes after the job's end. A curve that is taken in before it is of a token that is nobody's.

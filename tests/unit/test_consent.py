@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from lua_hook import INTERPRETERS, LuaHook, literal, make_hook
 
 from slurm_gpushare.protocol.tag import Consent, UnclearConsent, parse_consent, without_consent
-from slurm_gpushare.protocol.tokens import OPTION
+from slurm_gpushare.protocol.tokens import OPTION, check_characters
 
 TOKEN = "gs-" + "k" * 20
+CHECKED = "gs2-" + "k" * 17 + check_characters("k" * 17)
 PLAIN = (TOKEN, None, False)
 CAPPED = (TOKEN, 10, False)
 AUTO = (TOKEN, None, True)
@@ -22,6 +23,11 @@ UNCLEAR = "unclear"
 CASES = [
     (f"gpushare:{TOKEN}", PLAIN),
     (f"gpushare={TOKEN}", PLAIN),
+    (f"gpushare:{CHECKED}", (CHECKED, None, False)),
+    (f"gpushare:{CHECKED[:-1]}3", UNCLEAR),  # one letter is wrong
+    (f"gpushare:{CHECKED[:6]}j{CHECKED[7:]}", UNCLEAR),
+    (f"gpushare:{CHECKED[:-2]}", UNCLEAR),
+    ("gpushare:$(gpushare", UNCLEAR),
     (f"GPUSHARE:{TOKEN}", PLAIN),
     (f"GpuShare={TOKEN}", PLAIN),
     (f"  gpushare:{TOKEN}  ", PLAIN),

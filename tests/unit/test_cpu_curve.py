@@ -50,7 +50,7 @@ def test_the_command_runs_on_so_many_cpus_and_is_ended_after_its_epoch(job_env: 
     assert out.read_text().split() == ["1", "2"]
     assert done.returncode == 0, done.stderr
     assert "EPOCH_S" in done.stdout
-    assert "are enough (-c " in done.stdout
+    assert "will do (-c " in done.stdout
 
 
 def test_a_command_that_fails_ends_it(job_env: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
-from slurm_gpushare.protocol.tokens import TOKEN, TokenFile, new_token, token_path
+from slurm_gpushare.protocol.tokens import TOKEN, TokenFile, has_wrong_letter, new_token, token_path
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
@@ -64,6 +64,23 @@ def test_tokens_are_random_and_of_the_one_form() -> None:
     made = {new_token() for _ in range(200)}
     assert len(made) == 200
     assert all(TOKEN.fullmatch(token) and len(token) == 23 for token in made)
+
+
+def test_one_wrong_letter_or_two_that_changed_places_are_told() -> None:
+    for token in {new_token() for _ in range(20)}:
+        assert not has_wrong_letter(token)
+        for place in range(4, len(token)):
+            other = "a" if token[place] != "a" else "b"
+            assert has_wrong_letter(token[:place] + other + token[place + 1 :])
+        for place in range(4, len(token) - 3):
+            swapped = token[:place] + token[place + 1] + token[place] + token[place + 2 :]
+            assert has_wrong_letter(swapped) == (swapped != token)
+    assert not has_wrong_letter("gs-" + "a" * 20), "tokens of earlier releases stay valid as they are"
+
+
+def test_the_line_for_a_job_script_is_printed_as_it_is_put_there(home: dict[str, str]) -> None:
+    token = gpushare(home, "token", "resnet").stdout
+    assert gpushare(home, "token", "resnet", "--sbatch").stdout == f"#SBATCH --comment=gpushare:{token}"
 
 
 def test_only_the_token_is_printed_and_it_stays_the_same(home: dict[str, str]) -> None:
