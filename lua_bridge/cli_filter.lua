@@ -98,8 +98,16 @@ end
 
 -- What srun asks of GPUs.
 
-local function is_set(value)
-  return value ~= nil and value ~= "" and value ~= "unset"
+-- A function for the value of an option, as the user or the environment says it: nil where neither does, or where only our
+-- task prolog did.
+function M.reader(options)
+  return function(name)
+    local value = options[name]
+    if value == "" or value == "unset" or (name == "gres" and value == os.getenv("SLURM_STEP_GRES")) then
+      return nil
+    end
+    return value
+  end
 end
 
 local GPU_OPTIONS = { "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task", "gres" }
@@ -132,24 +140,17 @@ end
 -- What srun must ask for instead where it names a GPU by its model: {option = value}, or nil if it may stay as it is.
 -- A step takes what its job has; a job also gets the model as a constraint, as the submit hook writes it.
 function M.without_model(get, is_step)
-  local wanted, model = {}, nil
+  local asked, name = {}, not is_step and "constraint" or nil
   for _, option in ipairs(GPU_OPTIONS) do
-    local value = get(option)
-    if is_set(value) then
-      local text, found = request.untyped(items_of(option, value), site.models)
-      if found and model and found ~= model then
-        return nil
-      elseif text then
-        wanted[option], model = LISTS[option] and text or text:match("^gpu:(%d+)$"), found
-      end
+    asked[option] = get(option) and items_of(option, get(option))
+  end
+  local wanted = request.without_model(asked, site.models, name, name and get(name))
+  for option, text in pairs(wanted or {}) do
+    if asked[option] and not LISTS[option] then
+      wanted[option] = text:match("^gpu:(%d+)$")
     end
   end
-  if not model or is_step then
-    return model and wanted or nil
-  end
-  local constraint = get("constraint")
-  wanted.constraint = request.with_feature(is_set(constraint) and constraint or nil, model)
-  return wanted.constraint and wanted or nil
+  return wanted or nil
 end
 
 -- How many of its job's `gpus` a step asks for, and for each of its `tasks` if it says so, with the options that say it
@@ -157,23 +158,18 @@ end
 local function step_gpus(get, gpus, tasks)
   local asked = { cards = gpus, options = {} }
   for _, option in ipairs(GPU_OPTIONS) do
-    local value = get(option)
-    local count, rest
-    if is_set(value) then
+    local value, count, rest = get(option), nil, nil
+    if value then
       count, rest = gpus_in(option, value)
     end
-    if count == nil then
-      if is_set(value) and option == "gres" then
-        return nil -- the step's own choice: shards, none, or something else
-      end
-    elseif count < 1 or count > gpus then
+    local for_tasks = option:match("per%-task$") and tasks > 1
+    if value and option == "gres" and not count then
+      return nil -- the step's own choice: shards, none, or something else
+    elseif count and (for_tasks and count * tasks or count) > gpus then
       return nil -- would fail on whole GPUs too
-    elseif option:match("per%-task$") and tasks > 1 then
-      if count * tasks > gpus then
-        return nil
-      end
+    elseif count and for_tasks and count > 0 then
       asked.per_task, asked.options[option] = count, rest
-    else
+    elseif count then
       -- What the job was submitted with is in the environment: srun's own, smaller number counts, as on whole GPUs.
       asked.cards, asked.options[option] = math.min(asked.cards, count), rest
     end
@@ -186,10 +182,10 @@ end
 local function unbind(get, asked, gpus, tasks)
   -- There is one GPU to bind to, and 26.05 hides it from a step that binds shards as if they were GPUs. 22.05 has no
   -- --tres-bind; later releases keep both options' value there.
-  local bind = is_set(get("tres-bind")) and get("tres-bind") or ""
+  local bind = get("tres-bind") or ""
   if bind:find("gpu", 1, true) then
     asked.options["tres-bind"] = "gres/shard:none"
-  elseif is_set(get("gpu-bind")) then
+  elseif get("gpu-bind") then
     asked.options["gpu-bind"] = "none"
   end
   if gpus <= 1 or tasks <= 1 or asked.per_task then
@@ -205,26 +201,39 @@ local function unbind(get, asked, gpus, tasks)
   return "--gpu-bind=" .. bind .. " is not possible in a job that shares its node: each task sees all GPUs of its step"
 end
 
--- What the environment asks for each GPU, the job has in plain CPUs and memory: options of that kind make srun forget the
--- others.
-local function plain_amounts(get, wanted, environment, gpus, tasks)
-  local cpus, mem = environment("SLURM_CPUS_PER_GPU"), environment("SLURM_MEM_PER_GPU")
-  local own_cpus = get("cpus-per-task")
-  if is_set(cpus) and (not is_set(own_cpus) or own_cpus == "0") then
-    wanted["cpus-per-task"] = gpus == 1 and cpus or string.format("%d", math.max(1, math.floor(cpus * gpus / tasks)))
+local NO_CPUS_PER_GPU = "--cpus-per-gpu is not possible in a step of a job that shares its GPU: write -c %d instead"
+
+-- What is asked for each GPU, of CPUs and memory, as a plain request: options of that kind fail with shards. Of those that
+-- are in the job's environment srun lets go where it is given others. Of those on its command line it does not: the job's
+-- whole memory is asked for, and CPUs for each GPU cannot be, for the reason that is returned.
+local function plain_amounts(get, wanted, environment, gpus, tasks, is_written)
+  local function of_the_job(option, variable)
+    return get(option) == environment(variable) and not is_written("--" .. option:sub(1, -3))
   end
-  if is_set(cpus) and (environment("SLURM_STEP_GRES") or ""):match("^gres:") then
-    -- Up to 23.02 srun forgets nothing, but it keeps the lowest 32 bits of this: 0, which is "not given".
-    wanted["cpus-per-gpu"] = "4294967296"
+  local cpus, mem = get("cpus-per-gpu") or "0", get("mem-per-gpu")
+  if cpus ~= "0" then
+    local per_task = math.max(1, math.floor((tonumber(cpus) or 1) * gpus / tasks))
+    if (environment("SLURM_STEP_GRES") or ""):match("^gres:") then
+      wanted["cpus-per-gpu"] = "4294967296" -- up to 23.02 srun keeps the lowest 32 bits of this: 0, which is "not given"
+    elseif not of_the_job("cpus-per-gpu", "SLURM_CPUS_PER_GPU") then
+      return NO_CPUS_PER_GPU:format(per_task)
+    end
+    if (get("cpus-per-task") or "0") == "0" then
+      wanted["cpus-per-task"] = string.format("%d", per_task)
+    end
   end
-  if is_set(mem) then
+  if mem and of_the_job("mem-per-gpu", "SLURM_MEM_PER_GPU") then
     wanted.mem = gpus == 1 and mem or "0" -- 0: all that the job has
+  elseif mem then
+    wanted["mem-per-gpu"] = "0"
   end
+  return nil
 end
 
 -- What a step of a job with `shards` must ask for instead: {option = value}, or nil if it can stay as it is.
--- Second value: what to tell the user.
-function M.step_options(get, shards, environment)
+-- Second value: what to tell the user; third: why the step cannot be. `is_written`: whether a word of srun's command line
+-- begins so.
+function M.step_options(get, shards, environment, is_written)
   local gpus = tonumber((environment("GPUSHARE_GANG") or ""):match("^(%d+):%d+:%d+$") or "1")
   local tasks = tonumber(get("ntasks") or "1") or 1
   local asked = step_gpus(get, gpus, tasks)
@@ -233,21 +242,21 @@ function M.step_options(get, shards, environment)
   end
   local wanted, a_card = asked.options, math.floor(shards / gpus)
   local line = unbind(get, asked, gpus, tasks)
-  plain_amounts(get, wanted, environment, gpus, tasks)
+  local refusal = plain_amounts(get, wanted, environment, gpus, tasks, is_written)
   if asked.per_task then
     -- Each task sees its own cards of the gang's.
     local each = string.format("%d", asked.per_task * a_card)
-    local rest = is_set(wanted["tres-per-task"]) and wanted["tres-per-task"] .. "," or ""
+    local rest = (wanted["tres-per-task"] or "") ~= "" and wanted["tres-per-task"] .. "," or ""
     wanted["tres-per-task"] = rest .. "gres/shard:" .. each
     wanted["tres-bind"] = "gres/shard:per_task:" .. each
     wanted.gres = ""
   else
-    wanted.gres = string.format("shard:%d", asked.cards * a_card)
+    wanted.gres = asked.cards > 0 and string.format("shard:%d", asked.cards * a_card) or "none"
   end
-  return wanted, line
+  return wanted, line, refusal
 end
 
--- The three steps, each on the command's options as Slurm gives them.
+-- The three steps, each on the command's options as Slurm gives them. What they return ends the command.
 
 local function tell(line)
   if line then
@@ -275,33 +284,38 @@ end
 -- sbatch and salloc need none of this: the submit hook does it for jobs.
 local function drop_model(options)
   if options.type == "srun" then
-    local is_step = os.getenv("SLURM_JOB_ID") ~= nil or is_set(options.jobid)
-    set_all(options, M.without_model(function(name)
-      return options[name]
-    end, is_step))
+    local get = M.reader(options)
+    set_all(options, M.without_model(get, os.getenv("SLURM_JOB_ID") ~= nil or get("jobid") ~= nil))
   end
+end
+
+-- Whether a word of this command begins so: Slurm does not tell what the command line says and what the environment.
+local function is_written(beginning)
+  local file = io.open("/proc/self/cmdline", "r")
+  local words = file and "\0" .. file:read("*a") or ""
+  if file then
+    file:close()
+  end
+  return words:find("\0" .. beginning, 1, true) ~= nil
 end
 
 local function fit_step(options)
   local job = os.getenv("SLURM_JOB_ID")
   local shards = (os.getenv("SLURM_SHARDS_ON_NODE") or ""):match("^%d+$")
   if options.type ~= "srun" or not job or not shards then
-    return
+    return nil
   end
   local target = options.jobid
   if target and target ~= job and target:match("^%d+$") then
-    return -- a step of some other job
+    return nil -- a step of some other job
   end
-  local wanted, line = M.step_options(function(name)
-    local value = options[name]
-    -- What the task prolog wrote is nobody's choice.
-    if name == "gres" and value == os.getenv("SLURM_STEP_GRES") then
-      return nil
-    end
-    return value
-  end, shards, os.getenv)
+  local wanted, line, refusal = M.step_options(M.reader(options), shards, os.getenv, is_written)
+  tell(refusal or line)
+  if refusal then
+    return slurm.ERROR
+  end
   set_all(options, wanted)
-  tell(line)
+  return nil
 end
 
 -- What Slurm calls. A site's own script may have defined these before it runs this file: its functions have the first word.
@@ -315,9 +329,11 @@ end
 function slurm_cli_pre_submit(options, ...)
   local result = their_pre_submit and their_pre_submit(options, ...) or slurm.SUCCESS
   for _, step in ipairs(result == slurm.SUCCESS and ready and { translate_name, drop_model, fit_step } or {}) do
-    local ok, why = pcall(step, options)
-    if not ok then
-      pcall(slurm.log_debug, "%s", "gpushare: " .. tostring(why))
+    local ok, answer = pcall(step, options)
+    if ok and answer then
+      return answer
+    elseif not ok then
+      pcall(slurm.log_debug, "%s", "gpushare: " .. tostring(answer))
     end
   end
   return result

@@ -10,39 +10,46 @@ local request = load("gpushare_request")
 
 local M = {}
 
--- What the job asks for, one item a field: {field = item}. nil and the reason if a field has more.
+-- Ends what is being decided: the job cannot share, for a reason that its user is told. `M.attempt` catches it.
+function M.cannot(reason)
+  error({ reason = reason }, 0)
+end
+
+-- What step(...) returns; nil and the reason where it finds that the job cannot share. Faults go on as they are.
+function M.attempt(step, ...)
+  local ok, found, more = pcall(step, ...)
+  if not ok and type(found) ~= "table" then
+    error(found, 0)
+  elseif not ok then
+    return nil, found.reason
+  end
+  return found, more
+end
+
+-- What the job asks for, one item a field: {field = item}.
 local function one_a_field(asked)
   local found = {}
   for _, field in ipairs(request.FIELDS) do
     local items = request.without_cpus(field, asked[field])
     if #items > 1 then
-      return nil, "it asks for several kinds of resources"
+      M.cannot("it asks for several kinds of resources")
     end
     found[field] = items[1]
   end
   return found
 end
 
--- Why an item is not a request for one GPU of this type, which is nil while none has been named; nil if it is.
-local function not_one_gpu(item, gpu_type)
-  if item.name ~= "gpu" or item.odd then
-    return "it asks for more than a GPU"
-  elseif item.count ~= 1 then
-    return item.count == 0 and "it asks for no GPU" or "it asks for more than one GPU"
-  elseif gpu_type and item.type and item.type ~= gpu_type then
-    return "it asks for two types of GPU"
-  end
-  return nil
-end
-
--- The GPU that all these items ask for: {type, prefix}, each or none of it. nil and the reason if it is not one.
+-- The GPU that all these items ask for: {type, prefix}, each or none of it.
 local function one_gpu(found)
   local gpu = {}
   for _, field in ipairs(request.FIELDS) do
     local item = found[field]
-    local reason = item and not_one_gpu(item, gpu.type)
-    if reason then
-      return nil, reason
+    if item and (item.name ~= "gpu" or item.odd) then
+      M.cannot("it asks for more than a GPU")
+    elseif item and item.count ~= 1 then
+      M.cannot(item.count == 0 and "it asks for no GPU" or "it asks for more than one GPU")
+    elseif item and gpu.type and item.type and item.type ~= gpu.type then
+      M.cannot("it asks for two types of GPU")
     elseif item then
       gpu.type = gpu.type or item.type
       gpu.prefix = item.prefix ~= "" and item.prefix or gpu.prefix
@@ -51,69 +58,47 @@ local function one_gpu(found)
   return gpu
 end
 
--- How many tasks the job has, and whether it says so by --ntasks-per-gpu. nil and the reason if it asks for no GPU.
-local function tasks_of(read, found)
-  local per_gpu = read("ntasks_per_tres") or 0
-  if per_gpu > 0 then
-    if next(found) == nil and read("num_tasks") ~= per_gpu then
-      return nil, "--ntasks-per-gpu and the number of tasks do not make one GPU"
-    end
-    return per_gpu, true
-  elseif next(found) == nil then
-    return nil, "it asks for no GPU"
-  end
-  return (request.tasks(read)), false
-end
-
--- The reason for which it may be several GPUs, or a GPU on several nodes; nil if it is neither.
-local function may_be_several(read, found, tasks, max_nodes)
+-- Whatever may be several GPUs, or a GPU on several nodes, is no job on one.
+local function must_be_one(read, found, tasks, max_nodes)
   local one_in_all = found.tres_per_job ~= nil or next(found) == nil
   if (read("min_nodes") or 1) > 1 then
-    return "it asks for more than one node"
+    M.cannot("it asks for more than one node")
   elseif (read("features") or ""):find("*", 1, true) then
-    return "its constraint asks for a number of nodes"
+    M.cannot("its constraint asks for a number of nodes")
   elseif found.tres_per_task and tasks ~= 1 then
-    return "it asks for a GPU for each of several tasks"
+    M.cannot("it asks for a GPU for each of several tasks")
   elseif max_nodes and max_nodes > 1 and not one_in_all then
-    return "it may run on more than one node (add -N 1)"
+    M.cannot("it may run on more than one node (add -N 1)")
   elseif not max_nodes and not one_in_all and tasks ~= 1 then
-    return "its tasks may be spread over nodes (add -N 1)"
+    M.cannot("its tasks may be spread over nodes (add -N 1)")
   elseif found.tres_per_socket and read("sockets_per_node") ~= 1 then
-    return "it asks for a GPU for each socket"
+    M.cannot("it asks for a GPU for each socket")
   end
-  return nil
 end
 
--- Whether the job names several nodes by -w.
-local function names_several_nodes(read)
-  local nodes = read("req_nodes")
-  return nodes ~= nil and not nodes:match("^[%w._-]+$") and "its node list (-w) names more than one node" or nil
+local function must_name_one_node(read)
+  if not (read("req_nodes") or ""):match("^[%w._-]*$") then
+    M.cannot("its node list (-w) names more than one node")
+  end
 end
 
 -- The job's request if it is for exactly one GPU on one node: {gpus = 1, tasks, cpus, type, prefix, pin_node, per_gpu,
--- per_task}. Else nil and the reason, as a user would say it.
+-- per_task}.
 function M.single(read, asked)
-  local found, several = one_a_field(asked)
-  if not found then
-    return nil, several
-  end
-  local gpu, other = one_gpu(found)
-  other = other or names_several_nodes(read)
-  if other then
-    return nil, other
-  end
-  local tasks, per_gpu = tasks_of(read, found)
-  if not tasks then
-    return nil, per_gpu
+  local found = one_a_field(asked)
+  local gpu = one_gpu(found)
+  must_name_one_node(read)
+  local tasks, per_gpu = request.tasks(read), read("ntasks_per_tres") or 0
+  if next(found) == nil and per_gpu == 0 then
+    M.cannot("it asks for no GPU")
+  elseif next(found) == nil and read("num_tasks") ~= per_gpu then
+    M.cannot("--ntasks-per-gpu and the number of tasks do not make one GPU")
+  elseif per_gpu > 0 then
+    tasks = per_gpu
   end
   local max_nodes = read("max_nodes")
-  if max_nodes == 0 then
-    max_nodes = nil
-  end
-  local reason = may_be_several(read, found, tasks, max_nodes)
-  if reason then
-    return nil, reason
-  end
+  max_nodes = max_nodes ~= 0 and max_nodes or nil
+  must_be_one(read, found, tasks, max_nodes)
   return {
     gpus = 1,
     tasks = tasks,
@@ -121,25 +106,9 @@ function M.single(read, asked)
     type = gpu.type,
     prefix = gpu.prefix,
     pin_node = max_nodes ~= 1 and (max_nodes ~= nil or tasks > 1),
-    per_gpu = per_gpu,
+    per_gpu = per_gpu > 0,
     per_task = found.tres_per_task ~= nil,
   }
-end
-
--- The one untyped request for GPUs, and the field that it is in; nil and the reason if it is not that simple.
-local function only_request(asked)
-  local found, several = one_a_field(asked)
-  local where, item = next(found or {})
-  if not found or next(found, where) then
-    return nil, several or "it asks for several kinds of resources"
-  elseif not item then
-    return nil, "it asks for no GPU"
-  elseif item.name ~= "gpu" or item.odd or item.type then
-    return nil, "it asks for more than plain GPUs"
-  elseif where == "tres_per_task" or where == "tres_per_socket" then
-    return nil, "it binds GPUs to tasks or sockets"
-  end
-  return item, where
 end
 
 -- How Slurm writes "as many as you like" in 16 bits: --hint=multithread says so of tasks a core.
@@ -157,96 +126,93 @@ local function binds_tasks(read)
 end
 
 -- The job's request if it is for all `gpus` GPUs of one node: {gpus, tasks, cpus, said_tasks = whether it says how many}.
--- nil if it is for another number of them; nil and the reason if it is, but cannot share.
+-- nil if it is for another number of them.
 function M.gang(read, asked, gpus)
-  local item, where = only_request(asked)
-  if not item or gpus < 2 or item.count ~= gpus then
-    return nil, item == nil and where or nil
+  local found = one_a_field(asked)
+  local where, item = next(found)
+  if not item or next(found, where) then
+    M.cannot(item and "it asks for several kinds of resources" or "it asks for no GPU")
+  elseif item.name ~= "gpu" or item.odd or item.type then
+    M.cannot("it asks for more than plain GPUs")
+  elseif where == "tres_per_task" or where == "tres_per_socket" then
+    M.cannot("it binds GPUs to tasks or sockets")
+  elseif gpus < 2 or item.count ~= gpus then
+    return nil
   end
   local max_nodes, tasks, said_tasks = read("max_nodes"), request.tasks(read)
-  local reason = names_several_nodes(read)
   if (read("min_nodes") or 1) > 1 then
-    reason = "it asks for more than one node"
+    M.cannot("it asks for more than one node")
   elseif max_nodes ~= 1 and (tasks ~= 1 or (max_nodes and max_nodes > 1 and where ~= "tres_per_job")) then
-    reason = "it may run on more than one node (add -N 1)"
-  elseif not reason and binds_tasks(read) then
-    reason = "it binds tasks or sets the clock of its GPUs"
+    M.cannot("it may run on more than one node (add -N 1)")
   end
-  if reason then
-    return nil, reason
+  must_name_one_node(read)
+  if binds_tasks(read) then
+    M.cannot("it binds tasks or sets the clock of its GPUs")
   end
   return { gpus = gpus, tasks = tasks, cpus = read("cpus_per_task"), said_tasks = said_tasks }
 end
 
--- Takes off a binding that says nothing with one task on one GPU: --gpus-per-task=1 implies it. The reason if something
--- else is asked for that only whole GPUs can do.
+-- Takes off a binding that says nothing with one task on one GPU: --gpus-per-task=1 implies it.
 local function unbind(read, asks, wanted)
   local bind = read("tres_bind")
   if read("tres_freq") then
-    return "--gpu-freq works on whole GPUs only"
+    M.cannot("--gpu-freq works on whole GPUs only")
   elseif bind and not (asks.per_task and bind:match("^gres[:/]gpu:per_task:1$")) then
-    return "--gpu-bind works on whole GPUs only"
+    M.cannot("--gpu-bind works on whole GPUs only")
   end
   wanted.tres_bind = bind and ""
-  return nil
 end
 
--- The number of an option for each GPU; nil if it is not given; nil and the reason if it is not understood.
+-- The number in "gres/gpu:8", of an option for each GPU; nil if it is not given.
 local function for_each_gpu(read, field, option)
-  local number = read(field) and request.per_gpu_number(read(field))
-  return number or nil, number == false and "its " .. option .. " is not understood" or nil
+  local number = tonumber((read(field) or ""):match("^%a*[:/]?gpu[:=](%d+)$"))
+  if read(field) and not (number and number >= 1 and number < 1e9) then
+    M.cannot("its " .. option .. " is not understood")
+  end
+  return number
 end
 
--- The GPUs' CPUs as those of the tasks: a gang's are split evenly over the cards and rounded up. The reason if that
--- cannot be.
+-- The GPUs' CPUs as those of the tasks: a gang's are split evenly over the cards and rounded up.
 local function plain_cpus(read, asks, wanted, default_cpus)
-  local given, unclear = for_each_gpu(read, "cpus_per_tres", "--cpus-per-gpu")
+  local given = for_each_gpu(read, "cpus_per_tres", "--cpus-per-gpu")
   local cpus = given or (not asks.cpus and default_cpus) or nil
-  if unclear then
-    return unclear
-  elseif asks.gpus > 1 then
+  if asks.gpus > 1 then
     local at_least = math.ceil(asks.tasks * (asks.cpus or 1) / asks.gpus)
     wanted.cpus_per_task = given or math.max(cpus or 1, at_least)
     wanted.min_cpus = wanted.cpus_per_task * asks.gpus
   elseif cpus then
     local per_task = math.max(1, cpus / asks.tasks)
     if per_task % 1 ~= 0 then
-      return string.format("%d CPUs a GPU cannot be split evenly over %d tasks", cpus, asks.tasks)
+      M.cannot(string.format("%d CPUs a GPU cannot be split evenly over %d tasks", cpus, asks.tasks))
     end
     wanted.cpus_per_task = per_task
     wanted.min_cpus = math.max(read("min_cpus") or 1, per_task * asks.tasks)
   end
   wanted.cpus_per_tres = given and ""
-  return nil
 end
 
--- The GPUs' memory as the node's. The reason if that cannot be.
+-- The GPUs' memory as the node's.
 local function plain_memory(read, asks, wanted, default_mem_mib)
-  local given, unclear = for_each_gpu(read, "mem_per_tres", "--mem-per-gpu")
-  local by_cpu = read("min_mem_per_cpu")
-  if unclear then
-    return unclear
-  elseif given then
+  local given, by_cpu = for_each_gpu(read, "mem_per_tres", "--mem-per-gpu"), read("min_mem_per_cpu")
+  if given then
     wanted.mem_per_tres, wanted.min_mem_per_node = "", given * asks.gpus
   elseif by_cpu and asks.gpus > 1 then
     wanted.min_mem_per_node = by_cpu * asks.tasks * (asks.cpus or 1) -- by card it would be another amount
   elseif default_mem_mib and not by_cpu and not read("min_mem_per_node") then
     wanted.min_mem_per_node = default_mem_mib * asks.gpus
   end
-  return nil
 end
 
 -- What belongs to the GPUs, as plain CPU and memory requests: shards know no --mem-per-gpu and the like, and Slurm
 -- refuses them together. `default_cpus` and `default_mem_mib` are the partition's DefCpuPerGPU and DefMemPerGPU.
--- The changes as {field = value}, or nil and the reason.
+-- The changes as {field = value}.
 function M.carry_along(read, asks, default_cpus, default_mem_mib)
   local wanted = {}
-  local reason = asks.gpus == 1 and unbind(read, asks, wanted)
-    or plain_cpus(read, asks, wanted, default_cpus)
-    or plain_memory(read, asks, wanted, default_mem_mib)
-  if reason then
-    return nil, reason
+  if asks.gpus == 1 then
+    unbind(read, asks, wanted)
   end
+  plain_cpus(read, asks, wanted, default_cpus)
+  plain_memory(read, asks, wanted, default_mem_mib)
   if asks.per_gpu then
     wanted.ntasks_per_tres = slurm.NO_VAL16
     wanted.num_tasks = asks.tasks

@@ -88,54 +88,26 @@ M.BATCH_VARIABLE = "SLURM_PRIO_PROCESS"
 -- The one variable that the hook writes: the number of tasks and CPUs that a gang's owner asked for.
 M.GANG_VARIABLE = "GPUSHARE_GANG"
 
--- What `reader` keeps of a field that is absent, and of one that is there and says nothing.
-local ABSENT, EMPTY = {}, {}
-
-local function fetch(object, allowed, name)
-  local kind = allowed[name]
-  if not kind then
-    error("field '" .. tostring(name) .. "' is not on the allow-list")
-  end
-  local value = object[name]
-  if value == nil then
-    return ABSENT
-  end
-  -- A 16-bit field may be wider in a later release; no 16-bit number is as large as NO_VAL.
-  if value == "" or value == slurm[kind] or (kind == BITS16 and value == slurm.NO_VAL) then
-    return EMPTY
-  end
-  return value
-end
-
-local function known(value)
-  if value ~= ABSENT and value ~= EMPTY then
-    return value
-  end
-  return nil
-end
-
--- One allowed field of `object`; nil where it is unset or empty. For a look at one field of many partitions: a reader
--- of each would be made for nothing.
-function M.value(object, allowed, name)
-  return known(fetch(object, allowed, name))
-end
-
 -- Two functions on `object`: the value of an allowed field (nil where it is unset or empty), and whether a change
 -- names the field at all, if only to empty it. Each field is fetched once: Slurm looks a name up in a long list and
 -- copies a text on every access.
 function M.reader(object, allowed)
-  local values = {}
+  local values, given = {}, {}
   local function read(name)
-    local value = values[name]
-    if value == nil then
-      value = fetch(object, allowed, name)
-      values[name] = value
+    if given[name] == nil then
+      local kind = allowed[name] or error("field '" .. tostring(name) .. "' is not on the allow-list")
+      local value = object[name]
+      given[name] = value ~= nil
+      -- A 16-bit field may be wider in a later release; no 16-bit number is as large as NO_VAL.
+      if value ~= "" and value ~= slurm[kind] and not (kind == BITS16 and value == slurm.NO_VAL) then
+        values[name] = value
+      end
     end
-    return known(value)
+    return values[name]
   end
   local function is_given(name)
     read(name)
-    return values[name] ~= ABSENT
+    return given[name]
   end
   return read, is_given
 end
@@ -162,26 +134,20 @@ function M.apply(job_desc, wanted, for_script)
   if for_script then
     job_desc.environment[M.GANG_VARIABLE] = for_script -- it says nothing to a job that is not a gang
   end
-  local before, written = {}, {}
-  for name in pairs(wanted) do
-    if not M.WRITABLE[name] then
-      error("field '" .. tostring(name) .. "' may not be written")
-    end
-    before[name] = job_desc[name]
-  end
+  local before = {}
   local ok, why = pcall(function()
     for name, value in pairs(wanted) do
-      written[#written + 1] = name
+      assert(M.WRITABLE[name], "field '" .. tostring(name) .. "' may not be written")
+      before[name] = job_desc[name] or "" -- Slurm clears a text by the empty one; nil is refused
       job_desc[name] = value
     end
   end)
+  for name, value in pairs(ok and {} or before) do
+    pcall(function()
+      job_desc[name] = value
+    end)
+  end
   if not ok then
-    for _, name in ipairs(written) do
-      -- Slurm clears a string by the empty one; nil is refused.
-      pcall(function()
-        job_desc[name] = before[name] == nil and "" or before[name]
-      end)
-    end
     error(why, 0)
   end
 end

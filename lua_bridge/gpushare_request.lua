@@ -82,15 +82,17 @@ function M.of(read)
   return asked
 end
 
--- Whether a field that names GPUs or shards is too long to be taken apart. Such a job is refused.
-function M.is_too_long(read)
+-- Whether the job may ask for GPUs or shards at all: a quick look, before anything is taken apart. And whether a field that
+-- names them is too long for that: such a job is refused.
+function M.speaks_of_gpus(read)
+  local speaks, too_long = (read("ntasks_per_tres") or 0) > 0, false
   for _, field in ipairs(M.FIELDS) do
     local text = read(field)
-    if text and #text > LONGEST and M.mentions(text) then
-      return true
+    if text and M.mentions(text) then
+      speaks, too_long = true, too_long or #text > LONGEST
     end
   end
-  return false
+  return speaks, too_long
 end
 
 -- How many tasks the job has, and whether it says so itself.
@@ -102,55 +104,21 @@ function M.tasks(read)
   return math.max(1, per_node), per_node > 0
 end
 
--- Whether the job may ask for GPUs or shards at all: a quick look, before anything is taken apart.
-function M.speaks_of_gpus(read)
-  for _, field in ipairs(M.FIELDS) do
-    local text = read(field)
-    if text and M.mentions(text) then
-      return true
+-- What is asked for: {gpus, shards, unclear = either in a way that this file does not understand, part = shards that are
+-- less than a card}, each true or false. All shards of a card are a whole GPU, as this hook writes it itself on old releases.
+function M.kinds(asked, shards_per_gpu)
+  local found = { gpus = false, shards = false, unclear = false, part = false }
+  for _, items in pairs(asked) do
+    for _, item in ipairs(items) do
+      local unclear = item.odd and M.mentions(item.text) or false
+      local odd_shards = unclear and M.mentions_shards(item.text)
+      found.unclear = found.unclear or unclear
+      found.gpus = found.gpus or unclear or item.name == "gpu"
+      found.shards = found.shards or odd_shards or item.name == "shard"
+      found.part = found.part or odd_shards or (item.name == "shard" and item.count ~= shards_per_gpu)
     end
   end
-  return (read("ntasks_per_tres") or 0) > 0
-end
-
--- Whether `test` holds for one of the requests' items.
-local function any(asked, test)
-  for _, field in ipairs(M.FIELDS) do
-    for _, item in ipairs(asked[field]) do
-      if test(item) then
-        return true
-      end
-    end
-  end
-  return false
-end
-
-function M.asks_for_shards(asked)
-  return any(asked, function(item)
-    return item.name == "shard" or (item.odd and M.mentions_shards(item.text))
-  end)
-end
-
-function M.asks_for_gpus(read, asked)
-  return (read("ntasks_per_tres") or 0) > 0
-    or any(asked, function(item)
-      return item.name == "gpu" or (item.odd and M.mentions(item.text))
-    end)
-end
-
--- Whether GPUs or shards are asked for in a way that this file does not understand.
-function M.is_unclear(asked)
-  return any(asked, function(item)
-    return item.odd and M.mentions(item.text)
-  end)
-end
-
--- Whether the request has shards that are less than a card. All shards of one are a whole GPU, as this hook writes it
--- itself on old releases.
-function M.has_part_of_a_card(asked, shards_per_gpu)
-  return any(asked, function(item)
-    return (item.name == "shard" and item.count ~= shards_per_gpu) or (item.odd and M.mentions_shards(item.text))
-  end)
+  return found
 end
 
 -- `features` and `model`, or nil where the expression cannot be extended without changing what it means.
@@ -158,36 +126,21 @@ end
 function M.with_feature(features, model)
   if not features or features == "" then
     return model
-  end
-  if #features > LONGEST then
+  elseif #features > LONGEST then
     return features .. "&" .. model -- Slurm will refuse it, whatever it means
-  end
-  if features:find("[", 1, true) or features:find("]", 1, true) then
-    local before, after = features:match("^([^%[%]|*]*)%[[^%[%]*]*%](.*)$")
-    if before and after == "" then
-      return model .. "&" .. features
-    end
-    return nil
-  end
-  if features:find("*", 1, true) then
-    return nil
+  elseif features:find("[%[%]]") then
+    return features:match("^[^%[%]|*]*%[[^%[%]*]*%]$") and model .. "&" .. features
   end
   local top = features:gsub("%([^()]*%)", "")
-  if top:find("[()]") then
+  local nested, alternatives = features ~= top, top:find("|", 1, true)
+  if features:find("*", 1, true) or top:find("[()]") or (nested and alternatives) then
     return nil
+  elseif alternatives then
+    return "(" .. features .. ")&" .. model
+  elseif not nested and ("&" .. features:gsub(",", "&") .. "&"):find("&" .. model .. "&", 1, true) then
+    return features
   end
-  if not top:find("|", 1, true) then
-    for name in (features == top and features or ""):gmatch("[^&,]+") do
-      if name == model then
-        return features
-      end
-    end
-    return features .. "&" .. model
-  end
-  if features ~= top then
-    return nil -- parentheses do not nest
-  end
-  return "(" .. features .. ")&" .. model
+  return features .. "&" .. model
 end
 
 -- The one of `models` that a constraint asks for, nil if it leaves the choice open.
@@ -222,15 +175,13 @@ function M.untyped(items, models)
   return model and table.concat(texts, ",") or nil, model
 end
 
--- gpu:MODEL:N -> gpu:N plus the feature, since with one type an index no GPU has the type MODEL.
+-- gpu:MODEL:N -> gpu:N in all of `asked` ({field = items}), since with one type an index no GPU has the type MODEL. The
+-- model goes into the constraint, if the caller has one: the field `name`, which says `features` now.
 -- The changes as {field = value}; nil if there is nothing to do; false if it cannot be done.
-function M.without_model(asked, models, features)
+function M.without_model(asked, models, name, features)
   local wanted, model = {}, nil
-  for _, field in ipairs(M.FIELDS) do
-    local text, found
-    if asked[field][1] then
-      text, found = M.untyped(asked[field], models)
-    end
+  for field, items in pairs(asked) do
+    local text, found = M.untyped(items, models)
     if text == false or (found and model and found ~= model) then
       return false -- two models in one job
     end
@@ -238,13 +189,12 @@ function M.without_model(asked, models, features)
   end
   if not model then
     return nil
-  end
-  local extended = M.with_feature(features, model)
-  if not extended then
-    return false
-  end
-  if extended ~= features then
-    wanted.features = extended
+  elseif name then
+    local extended = M.with_feature(features, model)
+    if not extended then
+      return false
+    end
+    wanted[name] = extended ~= features and extended or nil
   end
   return wanted
 end
@@ -261,15 +211,6 @@ function M.without_cpus(field, items)
     end
   end
   return others
-end
-
--- The number in "gres/gpu:8" (--cpus-per-gpu, --mem-per-gpu); false if it is something else.
-function M.per_gpu_number(text)
-  local items = M.parse(text)
-  if #items ~= 1 or items[1].name ~= "gpu" or items[1].type or items[1].odd or items[1].count < 1 then
-    return false
-  end
-  return items[1].count
 end
 
 return M

@@ -75,29 +75,23 @@ end
 -- nothing is or no token is given; and of the helper: {heartbeat_s, gangs = whether gangs may share, stale = whether it
 -- has found another Slurm than configure did}. Raises when the file cannot be read.
 function M.look_up(path, token)
-  if token ~= nil and not jobs.is_token(token) then
-    error("not a token")
-  end
+  assert(token == nil or jobs.is_token(token), "not a token")
   local now = os.time()
   if connection and (opened_path ~= path or now < opened_at or now - opened_at >= REOPEN_SECONDS) then
     close()
   end
-  local fresh = connection == nil
-  if fresh then
-    open(path)
-  end
-  local ok, found = pcall(query, token)
-  if not ok and not fresh then
-    -- The file may have been replaced under an open connection: one more try with a new one.
-    close()
-    open(path)
+  local ok, found
+  for _ = 1, connection and 2 or 1 do -- the file may have been replaced under an open connection
+    if not connection then
+      open(path)
+    end
     ok, found = pcall(query, token)
-  end
-  if not ok then
+    if ok then
+      return found
+    end
     close()
-    error(found, 0)
   end
-  return found
+  error(found, 0)
 end
 
 -- How this release writes a GRES in a request.
@@ -116,12 +110,12 @@ function M.is_stale(settings)
   return ok and found.stale
 end
 
--- The partitions' common default, or false if they differ.
+-- The partitions' common default.
 local function common_default(defaults, list)
   local value = defaults[list[1]]
   for _, name in ipairs(list) do
     if defaults[name] ~= value then
-      return false
+      gpus.cannot("its partitions have different defaults per GPU")
     end
   end
   return value
@@ -142,22 +136,21 @@ local function asks_for_more_cpus(read)
   return (read("pn_min_cpus") or 0) > math.max(tasks, read("min_cpus") or 1)
 end
 
--- The reason for which a job is none of our business although it asks for one GPU, or nil.
-local function left_alone(read, job_desc)
+-- Jobs that are none of our business although they ask for one GPU.
+local function must_be_ours(read, job_desc)
   if read("het_job_offset") then
-    return "heterogeneous jobs are left alone"
+    gpus.cannot("heterogeneous jobs are left alone")
   elseif read("clusters") then
-    return "jobs sent to other clusters (-M) are left alone"
+    gpus.cannot("jobs sent to other clusters (-M) are left alone")
   elseif (read("immediate") or 0) ~= 0 then
-    return "--immediate jobs are left alone"
+    gpus.cannot("--immediate jobs are left alone")
   elseif read("shared") and read("shared") ~= 1 then
-    return "--exclusive asks for the whole node"
+    gpus.cannot("--exclusive asks for the whole node")
   elseif asks_for_more_cpus(read) then
-    return "--mincpus asks for more CPUs of the node than the job's tasks have"
+    gpus.cannot("--mincpus asks for more CPUs of the node than the job's tasks have")
   elseif not jobs.is_batch(job_desc) then
-    return "only sbatch jobs share"
+    gpus.cannot("only sbatch jobs share")
   end
-  return nil
 end
 
 -- The request per node, or per card of a gang, without prefix. `known` is what the store knows of the workload of a job
@@ -176,18 +169,11 @@ local function per_node(settings, asks, known, mem_mib)
 end
 
 -- Everything that a job on one GPU or a gang becomes: {fields to write}, and its request per node or card without prefix.
--- nil and the reason if it cannot share. `known` is what the store knows of the workload of a job that is to be tagged.
+-- `known` is what the store knows of the workload of a job that is to be tagged.
 local function shareable(job, settings, asks, known)
   local cpus = common_default(settings.def_cpu_per_gpu, job.partitions)
   local mem_mib = common_default(settings.def_mem_per_gpu_mib, job.partitions)
-  if cpus == false or mem_mib == false then
-    return nil, "its partitions have different defaults per GPU"
-  end
-  local wanted, reason = gpus.carry_along(job.read, asks, cpus, mem_mib)
-  if not wanted then
-    return nil, reason
-  end
-  local what = per_node(settings, asks, known, mem_mib)
+  local wanted, what = gpus.carry_along(job.read, asks, cpus, mem_mib), per_node(settings, asks, known, mem_mib)
   gpus.ask_for(job.read, asks, wanted, asks.prefix or M.prefix(settings), what)
   return wanted, what
 end
@@ -206,6 +192,7 @@ local STALE = "Slurm was upgraded, and gpushare is not set up for it yet"
 local NO_CURVE = "cpus=auto: how many CPUs this workload needs is not known, so they stay as written. "
   .. "Measure it with: gpushare profile --cpus 2,4,8 -- COMMAND"
 local REPEATED = "cpus=auto: srun would repeat --cpus-per-gpu, or -c with --gpus-per-task, so the CPUs stay as written."
+local IN_STEPS = "inside this job write srun -c %d, not srun --cpus-per-gpu: a shared GPU cannot carry that option."
 local GANG = "cpus=auto: of a job on several GPUs the CPUs stay as written."
 local CURVE = "cpus=auto: %d CPUs instead of %d, as measured for this workload."
 local CURVE_CUT = "cpus=auto: %d CPUs instead of %d: %d were measured to be enough, but the partition allows no more."
@@ -254,30 +241,26 @@ end
 
 -- The request for one GPU, if the job has just that, and the reason for which it does not share, if there is one.
 local function one_gpu(job, settings)
-  local single, reason = gpus.single(job.read, job.asked)
-  if single and single.type then
-    if not settings.gpu_models[single.type:match("^(.*)_%d+$") or ""] then
-      return nil, "it asks for a GPU of another type"
-    end
-    return single, "it names one GPU by its type"
+  local single = gpus.single(job.read, job.asked)
+  if single.type and not settings.gpu_models[single.type:match("^(.*)_%d+$") or ""] then
+    gpus.cannot("it asks for a GPU of another type")
   end
-  return single, reason
+  return single, single.type and "it names one GPU by its type" or nil
 end
 
--- The GPUs that the job asks for, if it may share them (`asks` of gpushare_gpus.lua), else nil; and the reason for which
--- it does not share, if there is one that its owner can do something about.
+-- The GPUs that the job asks for (`asks` of gpushare_gpus.lua), and the reason for which it does not share them, if there
+-- is one that its owner can do something about.
 local function asked_gpus(job, settings, consent)
-  local asks, reason = one_gpu(job, settings)
+  local asks, reason = gpus.attempt(one_gpu, job, settings)
   local gangs_share = settings.share_gangs == "yes" and settings.policy ~= "shadow" and not is_old(settings)
   if not asks and consent and gangs_share then
-    local gang, why = gpus.gang(job.read, job.asked, settings.gpus_per_node)
-    asks, reason = gang, why or (not gang and reason or nil)
+    asks = gpus.gang(job.read, job.asked, settings.gpus_per_node)
   end
-  local alone = asks and left_alone(job.read, job.desc)
-  if alone then
-    return nil, alone
+  if not asks then
+    gpus.cannot(reason)
   end
-  return asks, reason
+  must_be_ours(job.read, job.desc)
+  return asks, asks.gpus == 1 and reason or nil
 end
 
 -- What cpus=auto makes of the job, added to `wanted`: as many CPUs as the workload's curve says, `most` at most where a
@@ -305,14 +288,12 @@ end
 -- only works out what sharing would do. The tag says whose telemetry it is, also for a job that ends before a helper is
 -- back, and of a known workload what its owner accepts.
 local function measured(job, settings, asks, consent, status)
-  local wanted, why = {}, nil
-  if asks.gpus > 1 or is_old(settings) then
-    wanted, why = shareable(job, settings, asks)
+  local wanted = {}
+  if asks.gpus > 1 then
+    wanted = shareable(job, settings, asks)
+  elseif is_old(settings) then
+    wanted = gpus.attempt(shareable, job, settings, asks) or {}
   end
-  if not wanted and asks.gpus > 1 then
-    return { reason = why }
-  end
-  wanted = wanted or {}
   local unknown, away = status == "unknown", status == "away"
   local tag = { token = consent.token, gang = asks.gpus > 1 and asks.gpus or nil }
   tag.max_isd_pct = not unknown and consent.max or nil
@@ -330,10 +311,11 @@ end
 -- A known workload's job that shares.
 local function shared(job, settings, asks, consent, known)
   local wanted, what = shareable(job, settings, asks, known)
-  if not wanted then
-    return { reason = what }
+  local lasts = job.read("cpus_per_tres") and settings.slurm_version >= since.writes_gres_with_slash
+  local cpus_line = lasts and IN_STEPS:format(wanted.cpus_per_task) or nil
+  if consent.cpus_auto then
+    cpus_line = curve_cpus(job.read, asks, wanted, known, job.most_cpus)
   end
-  local cpus_line = consent.cpus_auto and curve_cpus(job.read, asks, wanted, known, job.most_cpus) or nil
   local now = os.time()
   local leased = (job.read("begin_time") or 0) <= now
   if leased then
@@ -358,21 +340,8 @@ local function shared(job, settings, asks, consent, known)
   }
 end
 
--- What becomes of a job that asks for GPUs, on partitions that are all shared. `job` has its descriptor `desc`, the
--- `read` of it, what it has `asked` for, its `partitions`, the `models` that it may get there and `most_cpus` that they
--- allow. `consent` is nil for a job without a token. The answer: {wanted = {field = value}, for_script = what to tell the
--- task prolog, line = what to tell the user if it takes part, cpus_line = the same of cpus=auto, reason = why it does
--- not, fault = what broke}, each or none of it.
-function M.decide(job, settings, consent)
-  if not (consent or is_old(settings)) then
-    return {}
-  elseif jobs.has_long_text(job.read) then
-    return { reason = "one of its options is longer than " .. jobs.LONGEST .. " characters" }
-  end
+local function what_becomes(job, settings, consent)
   local asks, reason = asked_gpus(job, settings, consent)
-  if not asks then
-    return { reason = reason }
-  end
   local found = { status = "none", reason = reason }
   if consent and not reason then
     found = workload_of(job, settings, consent.token, asks.gpus)
@@ -384,8 +353,23 @@ function M.decide(job, settings, consent)
   elseif not is_old(settings) or found.stale or M.is_stale(settings) then
     return { reason = found.reason, fault = found.fault }
   end
-  local wanted, why = shareable(job, settings, asks)
-  return { wanted = wanted, reason = found.reason or (not wanted and why or nil), fault = found.fault }
+  local wanted, why = gpus.attempt(shareable, job, settings, asks)
+  return { wanted = wanted, reason = found.reason or why, fault = found.fault }
+end
+
+-- What becomes of a job that asks for GPUs, on partitions that are all shared. `job` has its descriptor `desc`, the
+-- `read` of it, what it has `asked` for, its `partitions`, the `models` that it may get there and `most_cpus` that they
+-- allow. `consent` is nil for a job without a token. The answer: {wanted = {field = value}, for_script = what to tell the
+-- task prolog, line = what to tell the user if it takes part, cpus_line = the same of cpus=auto, reason = why it does
+-- not, fault = what broke}, each or none of it.
+function M.decide(job, settings, consent)
+  if not (consent or is_old(settings)) then
+    return {}
+  elseif jobs.has_long_text(job.read) then
+    return { reason = "one of its options is longer than " .. jobs.LONGEST .. " characters" }
+  end
+  local found, reason = gpus.attempt(what_becomes, job, settings, consent)
+  return found or { reason = reason }
 end
 
 return M

@@ -9,12 +9,17 @@ local M = {}
 
 -- Settings: gpushare.conf, and the file that `gpushare configure` writes beside it.
 
--- The items of a list with commas, and the set of them; nil if one of them has a blank in it.
-local function items(text)
+local function trimmed(text)
+  return text:match("^[ \t\r]*(.-)[ \t\r]*$")
+end
+
+-- The items of a list with commas, and the set of them; nil if one of them has a blank in it, or comes twice where each
+-- may come `once`.
+local function items(text, once)
   local list, set = {}, {}
   for part in text:gmatch("[^,]+") do
-    local item = part:match("^[ \t\r]*(.-)[ \t\r]*$")
-    if item:find("[ \t\r]") then
+    local item = trimmed(part)
+    if item:find("[ \t\r]") or (once and set[item]) then
       return nil
     elseif item ~= "" then
       list[#list + 1], set[item] = item, true
@@ -45,16 +50,8 @@ function PARSERS.names(text)
   return set
 end
 
--- Names of which there must be one, and each once.
 function PARSERS.models(text)
-  local list, set = items(text)
-  for i, name in ipairs(list or {}) do
-    for j = 1, i - 1 do
-      if list[j] == name then
-        return nil
-      end
-    end
-  end
+  local list, set = items(text, true)
   return list and list[1] and set or nil
 end
 
@@ -80,56 +77,38 @@ function PARSERS.path(text)
   return text:sub(1, 1) == "/" and text or nil
 end
 
-local EMPTY = "there is no setting in it"
+local EMPTY = "there is no setting in it" -- a full disk or a cut-off copy leaves such files
 
--- Whether a file has no setting at all: a full disk or a cut-off copy leaves such files.
-local function is_empty(text)
-  return not text:gsub("#[^\n]*", ""):find("[^ \t\r\n]")
-end
-
--- The settings in `text` by key; nil and why not if something else is in it.
-local function read(text)
+-- The settings in `text` by key, without those of `left_out` places; nil and why not if something else is in it.
+local function read(text, left_out)
   local given = {}
   for line in text:gmatch("[^\n]+") do
-    line = line:gsub("#.*", ""):match("^[ \t\r]*(.-)[ \t\r]*$")
-    if line ~= "" then
-      local name, value = line:match("^([^=]-)[ \t\r]*=[ \t\r]*(.*)$")
-      local key = name and name:lower()
-      if not key or not PLACES[key] or given[key] then
-        return nil, "bad line: " .. line
-      end
+    line = trimmed(line:gsub("#.*", ""))
+    local name, value = line:match("^([^=]-)[ \t\r]*=[ \t\r]*(.*)$")
+    local key = name and name:lower()
+    if line ~= "" and (not PLACES[key] or given[key]) then
+      return nil, "bad line: " .. line
+    elseif line ~= "" and PLACES[key] ~= left_out then
       given[key] = value
     end
   end
   return given
 end
 
--- What the generated file says of its own keys; nil and why not.
-local function read_generated(text)
-  local given, why = read(text)
-  for key in pairs(given or {}) do
-    if PLACES[key] == "site" then
-      given[key] = nil
-    end
-  end
-  if given and next(given) == nil then
-    return nil, EMPTY
-  end
-  return given, why
-end
-
 -- The settings in the texts of gpushare.conf and of the generated file, where there is one; nil and why not.
--- `moved` in them has the keys of gpushare.conf that belong elsewhere.
 function M.parse(text, generated)
   local given, why = read(text)
   local worked_out = {}
   if given and generated then
-    worked_out, why = read_generated(generated)
+    worked_out, why = read(generated, "site")
+    if worked_out and next(worked_out) == nil then
+      return nil, EMPTY
+    end
   end
   if not (given and worked_out) then
     return nil, why
   end
-  local settings, moved = {}, {}
+  local settings = {}
   for key, rule in pairs(KEYS) do
     local value = PARSERS[rule.kind](worked_out[key] or given[key] or rule.default, rule)
     if value == nil then
@@ -137,13 +116,6 @@ function M.parse(text, generated)
     end
     settings[rule.attribute] = value
   end
-  for key in pairs(given) do
-    if PLACES[key] ~= "site" then
-      moved[#moved + 1] = key
-    end
-  end
-  table.sort(moved)
-  settings.moved = #moved > 0 and table.concat(moved, ", ") or nil
   return settings
 end
 
@@ -177,35 +149,32 @@ local function last_good(path)
   return (M.parse(text))
 end
 
-local cached_text, cached_generated, cached, cached_why, looked_at
+-- The settings in the files as they are now; nil and what is wrong with them.
+local function from_files(path)
+  local text, why = text_of(path)
+  local generated, no_generated, absent = text_of((path:gsub("%.conf$", "")) .. ".generated.conf")
+  if not text or not (generated or absent) then
+    return nil, text and no_generated or why
+  elseif not text:gsub("#[^\n]*", ""):find("%S") then
+    return nil, path .. ": " .. EMPTY
+  end
+  local found, fault = M.parse(text, generated)
+  return found, fault and path .. ": " .. fault
+end
+
+local settings, fault, looked_at
 
 -- The settings in force, or nil, and what is wrong with the files if something is: then the last good ones stay in force.
 -- The files are looked at again once a second at most.
 function M.settings()
   local now = os.time()
-  if looked_at == now then
-    return cached, cached_why
+  if looked_at ~= now then
+    looked_at = now
+    local path, found = conf_path(), nil
+    found, fault = from_files(path)
+    settings = found or settings or last_good(path)
   end
-  looked_at = now
-  local path = conf_path()
-  local text, why = text_of(path)
-  local generated, no_generated, absent = text_of((path:gsub("%.conf$", "")) .. ".generated.conf")
-  if not text or not (generated or absent) then
-    cached_text, cached_why = nil, text and no_generated or why
-  elseif text ~= cached_text or generated ~= cached_generated then
-    local found
-    if is_empty(text) then
-      cached_why = EMPTY
-    else
-      found, cached_why = M.parse(text, generated)
-    end
-    cached_text, cached_generated, cached = text, generated, found or cached
-    cached_why = cached_why and (path .. ": " .. cached_why)
-  end
-  if not cached then
-    cached = last_good(path)
-  end
-  return cached, cached_why
+  return settings, fault
 end
 
 -- Nodes. Several partitions may have the same nodes, so a partition's name alone does not say whether they share.
@@ -213,73 +182,58 @@ end
 -- A partition with more nodes than this is taken to have nodes that share: the names are gone through one by one.
 local MOST_NODES = 100000
 
--- Calls visit(name) for each name of one item, "gpu[0-2,7]" or "r[0-1]n[0-9]", until it answers true.
-local function each_of_item(item, visit)
+-- Adds the names of one item, "gpu[0-2,7]" or "r[0-1]n[0-9]" with ";" for its commas, to a set of `size` names; the size.
+local function add_item(set, item, size)
   local before, inside, after = item:match("^([^%[]*)%[([^%]]*)%](.*)$")
   if not before then
-    return visit(item)
+    set[item] = true
+    return size + 1
   end
-  for part in inside:gmatch("[^,]+") do
+  for part in inside:gmatch("[^;]+") do
     local low, high = part:match("^(%d+)%-(%d+)$")
     low = low or part
     for number = tonumber(low) or 0, tonumber(high or low) or 0 do
-      local padded = string.format("%0" .. #low .. "d", number)
-      if each_of_item(before .. padded .. after, visit) then
-        return true
+      if size <= MOST_NODES then
+        size = add_item(set, before .. string.format("%0" .. #low .. "d", number) .. after, size)
       end
     end
   end
-  return false
+  return size
 end
 
--- Calls visit(name) for each node of a list as Slurm writes it, until it answers true. Whether it did.
-local function each_node(list, visit)
-  local from, inside = 1, false
-  for at, char in (list .. ","):gmatch("()([,%[%]])") do
-    if char ~= "," then
-      inside = char == "["
-    elseif not inside then
-      if at > from and each_of_item(list:sub(from, at - 1), visit) then
-        return true
-      end
-      from = at + 1
-    end
+-- The names in a list as Slurm writes it, and how many they are.
+local function nodes_in(list)
+  local set, size = {}, 0
+  local apart = list:gsub("%b[]", function(inside)
+    return (inside:gsub(",", ";"))
+  end)
+  for item in apart:gmatch("[^,]+") do
+    size = add_item(set, item, size)
   end
-  return false
+  return set, size
 end
 
--- The lists change only when somebody changes Slurm's configuration: one a model and one of all are remembered.
+-- The answers for each list of nodes that share: they change only when somebody changes Slurm's configuration.
 local MOST_LISTS = 16
-local known_lists, lists = {}, 0
-
-local function known(list)
-  if not known_lists[list] then
-    local set = {}
-    each_node(list, function(name)
-      set[name] = true
-    end)
-    if lists >= MOST_LISTS then
-      known_lists, lists = {}, 0
-    end
-    known_lists[list], lists = { set = set, answers = {} }, lists + 1
-  end
-  return known_lists[list]
-end
+local answers, lists = {}, 0
 
 -- Whether two lists of nodes have a name in common.
 local function overlap(ours, theirs)
   if theirs:upper() == "ALL" then
     return ours ~= ""
+  elseif not answers[ours] then
+    answers, lists = lists < MOST_LISTS and answers or {}, lists % MOST_LISTS + 1
+    answers[ours] = {}
   end
-  local set, answers = known(ours).set, known(ours).answers
-  if answers[theirs] == nil then
-    local seen = 0
-    answers[theirs] = each_node(theirs, function(name)
-      seen = seen + 1
-      return set[name] or seen > MOST_NODES
-    end)
+  if answers[ours][theirs] == nil then
+    local set, others, size = nodes_in(ours), nodes_in(theirs)
+    local found = size > MOST_NODES
+    for name in pairs(others) do
+      found = found or set[name] or false
+    end
+    answers[ours][theirs] = found
   end
-  return answers[theirs]
+  return answers[ours][theirs]
 end
 
 -- Partitions.
@@ -290,11 +244,9 @@ local function partition_names(text, part_list)
   for name in (text or ""):gmatch("[^,]+") do
     list[#list + 1] = name
   end
-  if #list == 0 then
-    for name, partition in pairs(part_list or {}) do
-      if jobs.value(partition, jobs.PARTITION, "flag_default") == 1 then
-        list[1] = name
-      end
+  for name, partition in pairs(#list == 0 and part_list or {}) do
+    if jobs.reader(partition, jobs.PARTITION)("flag_default") == 1 then
+      list[1] = name
     end
   end
   return list
@@ -302,21 +254,24 @@ end
 
 -- The nodes of a partition as Slurm writes them; "" if this user has no such partition.
 local function nodes_of(part_list, name)
-  local partition = (part_list or {})[name]
-  return partition and jobs.value(partition, jobs.PARTITION, "nodes") or ""
+  return jobs.reader((part_list or {})[name] or {}, jobs.PARTITION)("nodes") or ""
 end
 
--- All nodes with GPUs that may be shared: those that `configure` knew, and those of the partitions in gpushare.conf.
-local function sharing_nodes(part_list, shared)
-  local found = {}
+-- Whether a partition has nodes with GPUs that may be shared: those that `configure` knew, and those of the `shared`
+-- partitions of gpushare.conf.
+local function has_sharing_nodes(part_list, name, shared)
+  local nodes = nodes_of(part_list, name)
   for _, names in pairs(site.models) do
-    found[#found + 1] = names
+    if overlap(names, nodes) then
+      return true
+    end
   end
-  for name in pairs(shared) do
-    found[#found + 1] = nodes_of(part_list, name)
+  for other in pairs(shared) do
+    if overlap(nodes_of(part_list, other), nodes) then
+      return true
+    end
   end
-  table.sort(found) -- the same text every time: it is the key of what is remembered of it
-  return table.concat(found, ",")
+  return false
 end
 
 -- Where a job may run whose partition field is `text`: {list = its partitions, all_shared, ours = whether one of them has
@@ -330,13 +285,7 @@ function M.place(text, part_list, settings)
   local all_shared, ours = #list > 0, false
   for _, name in ipairs(list) do
     all_shared = all_shared and shared[name] or false
-    ours = ours or shared[name] or false
-  end
-  if not ours then
-    local sharing = sharing_nodes(part_list, shared)
-    for _, name in ipairs(list) do
-      ours = ours or overlap(sharing, nodes_of(part_list, name))
-    end
+    ours = ours or shared[name] or has_sharing_nodes(part_list, name, shared)
   end
   return { list = list, all_shared = all_shared, ours = ours }
 end

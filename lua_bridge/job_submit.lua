@@ -73,13 +73,8 @@ end
 
 -- gpushare.conf, and a line in the log where it cannot be read: then the last good settings stay in force. Without
 -- any no job shares, and all else works as far as it can.
-local named_moved -- the settings whose keys out of place have been named
 local function current_settings()
   local settings, why = sites.settings()
-  if settings and settings.moved and named_moved ~= settings then
-    named_moved = settings
-    log("moved", settings.moved .. ": no longer for gpushare.conf; gpushare.conf(5) says where they belong")
-  end
   if why then
     log("conf", why .. (settings and "; the last good settings stay in force" or ""))
   end
@@ -99,7 +94,7 @@ local CONSTRAINT = "write the GPU's type into the constraint yourself (--gres=gp
 -- gpu:MODEL as the user wrote it -> gpu and the model as a feature. Whether it can be understood (a constraint may be in
 -- the way), and whether the job was changed.
 local function rewrite_model(job_desc, asked, settings, features)
-  local typed = request.without_model(asked, sites.models(settings), features)
+  local typed = request.without_model(asked, sites.models(settings), "features", features)
   if typed then
     jobs.apply(job_desc, typed)
   end
@@ -149,22 +144,24 @@ end
 
 local function submit(job_desc, part_list, submit_uid)
   local read = jobs.reader(job_desc, jobs.DESC)
-  if request.is_too_long(read) then
+  local speaks, too_long = request.speaks_of_gpus(read)
+  if too_long then
     return refuse(TOO_LONG:format(jobs.LONGEST))
   end
   local consent, malformed = jobs.consent(read("comment"))
   local answer = consent ~= nil or malformed ~= nil
-  if not (answer or request.speaks_of_gpus(read)) then
+  if not (answer or speaks) then
     return slurm.SUCCESS -- most jobs of most sites: nothing is taken apart for them
   end
   local asked = request.of(read)
-  local shards, gpus = request.asks_for_shards(asked), request.asks_for_gpus(read, asked)
-  if not (answer or shards or gpus) then
+  local kinds = request.kinds(asked)
+  local gpus = kinds.gpus or (read("ntasks_per_tres") or 0) > 0
+  if not (answer or kinds.shards or gpus) then
     return slurm.SUCCESS
   end
   local settings = current_settings()
   local place = sites.place(read("partition"), part_list, settings)
-  if shards and denies_shards(place, settings) and not is_privileged(submit_uid) then
+  if kinds.shards and denies_shards(place, settings) and not is_privileged(submit_uid) then
     return refuse(RAW_SHARDS)
   end
   local job = { desc = job_desc, read = read, asked = asked, partitions = place.list }
@@ -189,25 +186,8 @@ local function gives_any(given, list)
   return false
 end
 
--- Whether a change touches what the helper decides for a shared job: the GPU and the node.
-local function moves_shared_job(change, comment)
-  local read, is_given = change.read, change.is_given
-  -- Who opts out may take the helper's node off as well: a hook cannot, Slurm takes its empty text for unchanged.
-  local nodes = is_given("req_nodes") and not (comment == "out" and not read("req_nodes"))
-  return nodes or gives_any(is_given, request.FIELDS) or math.max(read("min_nodes") or 1, read("max_nodes") or 1) > 1
-end
-
 local TASKS = { "num_tasks", "cpus_per_task", "ntasks_per_node", "ntasks_per_tres" }
 local SIZES = { "min_cpus", "min_mem_per_node", "min_mem_per_cpu" }
-
--- Whether a job that the helper has just given a place would no longer be what it was given it for: it goes ahead of
--- everybody, because it is short and fits. In a moment it runs, or waits again as it was.
-local function outgrows_place(read, record)
-  local limit = read("time_limit")
-  return gives_any(read, TASKS)
-    or gives_any(read, SIZES)
-    or (limit ~= nil and limit > (record("time_limit") or 0))
-end
 
 -- What a change of the comment means for a job that may share: "out" if its owner opts out, "new" if it says anything
 -- that a tagged job cannot follow, else nil.
@@ -248,14 +228,18 @@ end
 
 -- Why a user may not change a shared job so; nil if that may be. A job whose owner opts out is written as it leaves.
 local function refusal_if_shared(change, tag, place, settings)
-  local read = change.read
-  local comment = new_comment(change, tag)
-  if moves_shared_job(change, comment) then
+  local read, is_given = change.read, change.is_given
+  local comment, limit = new_comment(change, tag), read("time_limit")
+  -- Who opts out may take the helper's node off as well: a hook cannot, Slurm takes its empty text for unchanged.
+  local nodes = is_given("req_nodes") and not (comment == "out" and not read("req_nodes"))
+  local longer = limit ~= nil and limit > (change.record("time_limit") or 0)
+  if nodes or gives_any(is_given, request.FIELDS) or math.max(read("min_nodes") or 1, read("max_nodes") or 1) > 1 then
     return "a shared job's GPU cannot be changed by hand. Submit it again without the token."
   elseif read("partition") and not place.all_shared then
     -- Its nodes may be the same, but nobody would measure it there.
     return "a shared job stays in partitions that share GPUs. Submit it again without the token."
-  elseif tag("placed") and outgrows_place(read, change.record) then
+  elseif tag("placed") and (longer or gives_any(read, TASKS) or gives_any(read, SIZES)) then
+    -- It goes ahead of everybody, because it is short and fits. In a moment it runs, or waits again as it was.
     return "this job has been given a GPU and is about to start: it cannot become larger now."
   elseif tag("gang") and gives_any(read, TASKS) then
     return "the tasks of a job that shares all GPUs of a node cannot be changed. Submit it again."
@@ -270,9 +254,9 @@ local function refusal_if_shared(change, tag, place, settings)
 end
 
 -- Why a user may not change a job so; nil if that may be. `change` has the descriptor `desc`, `read` and `is_given` of it,
--- the `record` of the job as it is, and what is `asked` for. `settings` are nil where there are none.
+-- the `record` of the job as it is, and the `kinds` of what is asked for. `settings` are nil where there are none.
 local function refusal(change, place, settings)
-  local read, record, asked = change.read, change.record, change.asked
+  local read, record, kinds = change.read, change.record, change.kinds
   local text = jobs.tag(record("admin_comment"))
   local function tag(field)
     return jobs.tag_field(text, field)
@@ -283,12 +267,12 @@ local function refusal(change, place, settings)
     return refusal_if_shared(change, tag, place, settings)
   elseif denies_shards(place, settings) then
     -- A job with part of a card, which no hook has seen, may not come to nodes that share either.
-    local brought = read("partition") and request.has_part_of_a_card(request.of(record), settings.shards_per_gpu)
-    if brought or request.asks_for_shards(asked) then
+    local brought = read("partition") and request.kinds(request.of(record), settings.shards_per_gpu).part
+    if brought or kinds.shards then
       return "shards are given out by gpushare here."
     end
   end
-  if place.ours and request.is_unclear(asked) then
+  if place.ours and kinds.unclear then
     return "this change of GPUs is not understood. Write it as gres/gpu:1 or gres/gpu:TYPE:1."
   end
   return nil
@@ -299,19 +283,20 @@ local function modify(job_desc, job_rec, part_list, modify_uid)
     return slurm.SUCCESS
   end
   local read, is_given = jobs.reader(job_desc, jobs.DESC)
-  if request.is_too_long(read) then
+  local speaks, too_long = request.speaks_of_gpus(read)
+  if too_long then
     return refuse(nil, true)
   end
   local settings = current_settings()
   local record = jobs.reader(job_rec, jobs.RECORD)
   local place = sites.place(read("partition") or record("partition"), part_list, settings)
   local asked = request.of(read)
-  local change = { desc = job_desc, read = read, is_given = is_given, record = record, asked = asked }
+  local change = { desc = job_desc, read = read, is_given = is_given, record = record, kinds = request.kinds(asked) }
   local why = refusal(change, place, settings)
   if why then
     local quietly = not settings or settings.slurm_version < since.explains_refusals -- a message would be dropped
     return refuse(why, quietly)
-  elseif place.ours and request.asks_for_gpus(read, asked) then
+  elseif place.ours and speaks then
     rewrite_model(job_desc, asked, settings, read("features") or record("features"))
   end
   return slurm.SUCCESS

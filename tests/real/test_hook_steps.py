@@ -25,6 +25,8 @@ STEPS = (
     "--gpus=v100:1",
     "--gres=gpu:v100:1",
     "-n1 --gpus-per-task=v100:1",
+    "--mem-per-gpu=500",
+    "--gpus=1 --mem-per-gpu=1000",
 )
 SCRIPT = """
 echo "alone $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_GPUS_ON_NODE" > ~/steps
@@ -64,24 +66,49 @@ def test_every_srun_of_a_shared_job_sees_the_jobs_gpu(shared: Testbed, options: 
     assert lines == [f"alone gpu0 {index} 1"] + [f"gpu0 {index}"] * len(STEPS)
 
 
+def test_step_that_no_filter_can_mend_is_refused_with_what_to_write_and_no_gpu_is_none(shared: Testbed) -> None:
+    steps = ("--cpus-per-gpu=2", "--gpus=1 --cpus-per-gpu=2 --mem-per-gpu=500", "--gpus=0")
+    job = sbatch(shared, "--gpus=1", "-c2", script=SCRIPT.replace("@STEPS@", "\n".join(steps)))
+    index = place(shared, job.job_id, index=1, node="gpu0")
+    wait_for(shared, job.job_id, ["COMPLETED"], timeout_s=300)
+    lines = (home_of(shared) / "steps").read_text().splitlines()
+    old = version(shared.release) < (23, 11)
+    assert lines == [f"alone gpu0 {index} 1"] + [f"gpu0 {index}"] * (2 if old else 0) + ["gpu0 "]
+    errors = (home_of(shared) / "errors").read_text()
+    assert errors.count("write -c 2 instead") == (0 if old else 2)
+
+
+# In steps of jobs that ask for CPUs for each GPU srun adds what the filter has asked for instead.
+ADDED = {"SLURM_CPUS_PER_TASK=2", "SLURM_TRES_PER_TASK=cpu=2"}
+
+
 @pytest.mark.parametrize(
-    "options", ["--gpus=1 --cpus-per-gpu=2 --mem-per-gpu=1000", "--gpus-per-node=v100:1", "--gpus-per-task=1 -n1 -c2"]
-)
-def test_script_sees_the_variables_of_a_whole_card(shared: Testbed, options: str) -> None:
+    "options",
+    ["--gpus=1 --cpus-per-gpu=2 --mem-per-gpu=1000", "--gpus-per-node=1", "--gpus-per-task=1 -n1 -c2",
+     "--gpus-per-socket=1 --sockets-per-node=1"],
+)  # fmt: skip
+def test_script_and_tasks_see_the_variables_of_a_whole_card(shared: Testbed, options: str) -> None:
     """The jobs differ in nothing but the GPU's number and in what SLURM_STEP_GRES says to srun."""
-    script = (
-        "env | grep -E '^SLURM_.*(GPU|PER_|TRES|CPUS)' | grep -v '^SLURM_JOB_GPUS=' | sort > ~/variables.$SLURM_JOB_ID"
-    )
+    names = "^(SLURM_.*(GPU|PER_|TRES|CPUS|TASKS|NPROCS)|GPUSHARE_EPOCH)"
+    see = f"env | grep -E '{names}' | grep -Ev '_(JOB|STEP)_GPUS=' | sort"
+    script = f'({see}) > ~/batch.$SLURM_JOB_ID; srun sh -c "{see}" > ~/task.$SLURM_JOB_ID'
     whole = sbatch(shared, *options.split(), script=script, token=None)
     wait_for(shared, whole.job_id, ["COMPLETED"])
     job = sbatch(shared, *options.split(), script=script)
     place(shared, job.job_id, index=1, node="gpu0")
     wait_for(shared, job.job_id, ["COMPLETED"])
-    seen, wanted = ((home_of(shared) / f"variables.{j.job_id}").read_text() for j in (job, whole))
-    if version(shared.release) >= (25, 5):  # it takes the variable from the request as the hook has left it
-        wanted = wanted.replace("SLURM_TRES_PER_TASK=cpu=2,gres/gpu=1", "SLURM_TRES_PER_TASK=cpu=2")
-    assert seen == wanted
-    assert "GPU" in seen
+    for kind in ("batch", "task"):
+        seen, wanted = (set((home_of(shared) / f"{kind}.{j.job_id}").read_text().splitlines()) for j in (job, whole))
+        if kind == "task" and "--cpus-per-gpu" in options:
+            wanted |= ADDED & seen
+        # 26.05 takes the script's variable from the request as the hook has left it.
+        if kind == "batch" and version(shared.release) >= (25, 5) and "SLURM_TRES_PER_TASK=cpu=2,gres/gpu=1" in wanted:
+            wanted = (wanted - {"SLURM_TRES_PER_TASK=cpu=2,gres/gpu=1"}) | {"SLURM_TRES_PER_TASK=cpu=2"}
+        ours = {line for line in seen if line.startswith(("SLURM_STEP_GRES", "SLURM_SHARDS", "GPUSHARE_EPOCH_FILE"))}
+        assert seen - ours == wanted, kind
+        assert not any(line.startswith("GPUSHARE") for line in wanted)
+        assert any("EPOCH" in line for line in ours)
+        assert any("GPU" in line for line in wanted)
 
 
 def test_two_jobs_on_one_card_run_their_steps_side_by_side(shared: Testbed) -> None:

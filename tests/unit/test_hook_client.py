@@ -78,7 +78,7 @@ def step(
     out = hook.chunk(
         f"""local options, environment = {literal(options)}, {literal(dict(environment))}
         local wanted = run.client.step_options(
-          function(name) return options[name] end, "{shards}", function(name) return environment[name] end)
+          run.client.reader(options), "{shards}", function(name) return environment[name] end, function() end)
         for name, value in pairs(wanted or {{ none = "" }}) do print(name .. "=" .. value) end"""
     )
     found = dict(line.split("=", 1) for line in out.splitlines())
@@ -159,7 +159,6 @@ def test_each_task_of_a_gangs_step_gets_cards_of_its_own_where_it_asks_for_them(
     }  # fmt: skip
     assert step(hook, {"gpus-per-task": "2", "ntasks": "4"}, 4, GANG) is None, "there are not so many"
     assert step(hook, {"gpus": "5"}, 4, GANG) is None
-    assert step(hook, {"gpus": "0"}, 4, GANG) is None
 
 
 def test_a_gang_whose_tasks_cannot_be_bound_as_they_ask_is_told(hook: LuaHook) -> None:
@@ -168,7 +167,7 @@ def test_a_gang_whose_tasks_cannot_be_bound_as_they_ask_is_told(hook: LuaHook) -
         out = hook.chunk(
             f"""local options, environment = {literal(options)}, {literal(GANG)}
             local _, line = run.client.step_options(
-              function(name) return options[name] end, "4", function(name) return environment[name] end)
+              run.client.reader(options), "4", function(name) return environment[name] end, function() end)
             print(line or "")"""
         )
         return out.strip()
@@ -184,8 +183,7 @@ def renamed(hook: LuaHook, options: dict[str, str], *, is_step: bool) -> dict[st
     out = hook.chunk(
         f"""run.clients_site.models.v100, run.clients_site.models.p100 = "gpu[0-1]", "old[0-1]"
         local options = {literal(options)}
-        local get = function(name) return options[name] end
-        local wanted = run.client.without_model(get, {str(is_step).lower()})
+        local wanted = run.client.without_model(run.client.reader(options), {str(is_step).lower()})
         for name, value in pairs(wanted or {{}}) do print(name .. "=" .. value) end"""
     )
     return dict(line.split("=", 1) for line in out.splitlines())
@@ -222,17 +220,47 @@ def test_srun_of_a_job_keeps_its_constraint_beside_the_model(hook: LuaHook) -> N
     assert renamed(hook, {"gpus": "v100:1", "constraint": "a*2"}, is_step=False) == {}
 
 
+def test_step_that_asks_for_no_gpu_sees_none(hook: LuaHook) -> None:
+    assert step(hook, {"gpus": "0"}) == {"gpus": "", "gres": "none"}
+    assert step(hook, {"gpus": "0"}, 4, GANG) == {"gpus": "", "gres": "none"}
+
+
+def amounts(hook: LuaHook, options: dict[str, str], environment: dict[str, str], *, written: bool = False) -> list[str]:
+    """What srun gets instead, or why it is refused."""
+    out = hook.chunk(
+        f"""local environment = {literal(environment)}
+        local wanted, _, refusal = run.client.step_options(run.client.reader({literal(options)}), "1",
+          function(name) return environment[name] end, function() return {literal(written)} end)
+        if refusal then print(refusal) return end
+        for name, value in pairs(wanted) do print(name .. "=" .. value) end"""
+    )
+    return sorted(out.splitlines())
+
+
 def test_step_of_a_shared_job_takes_what_the_job_has_for_each_gpu(hook: LuaHook) -> None:
-    for prefix, reset in (("gres:", {"cpus-per-gpu": "4294967296"}), ("gres/", {})):
-        environment = {"SLURM_CPUS_PER_GPU": "4", "SLURM_MEM_PER_GPU": "1000", "SLURM_STEP_GRES": f"{prefix}shard:1"}
-        out = hook.chunk(
-            f"""local environment, options = {literal(environment)}, {{ gpus = "1", ["cpus-per-gpu"] = "4" }}
-            local wanted = run.client.step_options(
-              function(name) return options[name] end, "1", function(name) return environment[name] end)
-            for name, value in pairs(wanted) do print(name .. "=" .. value) end"""
-        )
-        found = dict(line.split("=", 1) for line in out.splitlines())
-        assert found == {"gpus": "", "gres": "shard:1", "cpus-per-task": "4", "mem": "1000", **reset}
+    job = {"SLURM_CPUS_PER_GPU": "4", "SLURM_MEM_PER_GPU": "1000"}
+    for prefix, reset in (("gres:", ["cpus-per-gpu=4294967296"]), ("gres/", [])):
+        environment = job | {"SLURM_STEP_GRES": f"{prefix}shard:1"}
+        found = amounts(hook, {"gpus": "1", "cpus-per-gpu": "4", "mem-per-gpu": "1000"}, environment)
+        assert found == sorted(["gpus=", "gres=shard:1", "cpus-per-task=4", "mem=1000", *reset])
+
+
+def test_memory_for_each_gpu_of_a_step_is_the_jobs(hook: LuaHook) -> None:
+    assert amounts(hook, {"mem-per-gpu": "500"}, {"SLURM_STEP_GRES": "gres/shard:1"}) == [
+        "gres=shard:1", "mem-per-gpu=0"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("job", "written"), [({}, False), ({"SLURM_CPUS_PER_GPU": "2"}, False),
+                                              ({"SLURM_CPUS_PER_GPU": "4"}, True)])  # fmt: skip
+def test_cpus_for_each_gpu_that_srun_does_not_let_go_of_are_refused_with_what_to_write(
+    hook: LuaHook, job: dict[str, str], written: bool
+) -> None:
+    options = {"cpus-per-gpu": "4", "ntasks": "2"}
+    (refusal,) = amounts(hook, options, {"SLURM_STEP_GRES": "gres/shard:1", **job}, written=written)
+    assert refusal == "--cpus-per-gpu is not possible in a step of a job that shares its GPU: write -c 2 instead"
+    old = amounts(hook, options, {"SLURM_STEP_GRES": "gres:shard:1", **job}, written=written)
+    assert old == ["cpus-per-gpu=4294967296", "cpus-per-task=2", "gres=shard:1"], "up to 23.02 srun can be made to"
 
 
 def test_fault_never_stops_the_command(hook: LuaHook) -> None:

@@ -91,13 +91,6 @@ def test_nothing_is_converted_while_the_helper_sees_another_slurm_than_configure
     assert hook.submit(tres_per_job="gres/gpu:v100:1").fields == {"tres_per_job": "gres/gpu:1", "features": "v100"}
 
 
-def test_a_key_that_moved_is_named_once(hook: LuaHook) -> None:
-    hook.conf.write_text(hook.conf.read_text() + "HeartbeatSeconds=60\n")
-    answers = hook.answers(f"{CLOCK} for i = 1, 3 do run.submit({JOB}) wait(100) end")
-    assert [len(answer.logged) for answer in answers] == [1, 0, 0]
-    assert "heartbeatseconds" in answers[0].logged[0]
-
-
 def damage(hook: LuaHook, how: str) -> None:
     path = hook.hook_file
     if how == "missing":

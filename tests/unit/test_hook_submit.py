@@ -234,6 +234,9 @@ def test_what_belongs_to_the_gpu_becomes_plain_requests(hook: LuaHook) -> None:
         **SHARED, tres_per_job="gres/gpu:1", num_tasks=2, cpus_per_tres="gres/gpu:8", mem_per_tres="gres/gpu:16384"
     )
     assert answer.fields["cpus_per_tres"] == answer.fields["mem_per_tres"] == ""
+    assert answer.said[1] == (
+        "gpushare: inside this job write srun -c 4, not srun --cpus-per-gpu: a shared GPU cannot carry that option."
+    )
     assert answer.fields["cpus_per_task"] == "4"
     assert answer.fields["min_cpus"] == "8"
     assert answer.fields["min_mem_per_node"] == "16384"
