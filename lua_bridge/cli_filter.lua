@@ -153,16 +153,34 @@ function M.without_model(get, is_step)
   return wanted or nil
 end
 
+-- Options beside which srun --gpus=0 hides no card on whole GPUs either.
+local KEEP_CARDS = { "gpus-per-socket", "gpus-per-task", "tres-per-task", "mem-per-gpu" }
+
+-- Whether a step wants to see no card: srun --gpus=0.
+local function hides_cards(get)
+  local hides = get("gpus") == "0" and (get("cpus-per-gpu") or "0") == "0"
+  for _, option in ipairs(KEEP_CARDS) do
+    local value = get(option)
+    hides = hides and (not value or (LISTS[option] and not request.mentions(value)))
+  end
+  return hides
+end
+
 -- How many of its job's `gpus` a step asks for, and for each of its `tasks` if it says so, with the options that say it
 -- emptied: {cards, per_task, options}. nil if it has to stay as it is.
-local function step_gpus(get, gpus, tasks)
+local function step_gpus(get, gpus, tasks, is_old)
+  if hides_cards(get) then
+    return { cards = 0, options = { ["gpus-per-node"] = get("gpus-per-node") and "" } }
+  end
   local asked = { cards = gpus, options = {} }
   for _, option in ipairs(GPU_OPTIONS) do
     local value, count, rest = get(option), nil, nil
     if value then
       count, rest = gpus_in(option, value)
     end
-    local for_tasks = option:match("per%-task$") and tasks > 1
+    -- Tasks may share a card where Slurm is told so and does not count the job's GPUs in all. 22.05 kills them.
+    local shared = get("overcommit") and get("gpus-per-node") and not is_old
+    local for_tasks = option:match("per%-task$") and tasks > 1 and not shared
     if value and option == "gres" and not count then
       return nil -- the step's own choice: shards, none, or something else
     elseif count and (for_tasks and count * tasks or count) > gpus then
@@ -171,7 +189,7 @@ local function step_gpus(get, gpus, tasks)
       asked.per_task, asked.options[option] = count, rest
     elseif count then
       -- What the job was submitted with is in the environment: srun's own, smaller number counts, as on whole GPUs.
-      asked.cards, asked.options[option] = math.min(asked.cards, count), rest
+      asked.cards, asked.options[option] = count > 0 and math.min(asked.cards, count) or asked.cards, rest
     end
   end
   return asked
@@ -206,15 +224,15 @@ local NO_CPUS_PER_GPU = "--cpus-per-gpu is not possible in a step of a job that 
 -- What is asked for each GPU, of CPUs and memory, as a plain request: options of that kind fail with shards. Of those that
 -- are in the job's environment srun lets go where it is given others. Of those on its command line it does not: the job's
 -- whole memory is asked for, and CPUs for each GPU cannot be, for the reason that is returned.
-local function plain_amounts(get, wanted, environment, gpus, tasks, is_written)
+local function plain_amounts(get, wanted, environment, gpus, tasks, is_old, is_written)
   local function of_the_job(option, variable)
     return get(option) == environment(variable) and not is_written("--" .. option:sub(1, -3))
   end
   local cpus, mem = get("cpus-per-gpu") or "0", get("mem-per-gpu")
   if cpus ~= "0" then
     local per_task = math.max(1, math.floor((tonumber(cpus) or 1) * gpus / tasks))
-    if (environment("SLURM_STEP_GRES") or ""):match("^gres:") then
-      wanted["cpus-per-gpu"] = "4294967296" -- up to 23.02 srun keeps the lowest 32 bits of this: 0, which is "not given"
+    if is_old then
+      wanted["cpus-per-gpu"] = "4294967296" -- srun keeps the lowest 32 bits of this: 0, which is "not given"
     elseif not of_the_job("cpus-per-gpu", "SLURM_CPUS_PER_GPU") then
       return NO_CPUS_PER_GPU:format(per_task)
     end
@@ -236,13 +254,14 @@ end
 function M.step_options(get, shards, environment, is_written)
   local gpus = tonumber((environment("GPUSHARE_GANG") or ""):match("^(%d+):%d+:%d+$") or "1")
   local tasks = tonumber(get("ntasks") or "1") or 1
-  local asked = step_gpus(get, gpus, tasks)
+  local is_old = (environment("SLURM_STEP_GRES") or ""):match("^gres:") ~= nil -- up to 23.02
+  local asked = step_gpus(get, gpus, tasks, is_old)
   if not asked then
     return nil
   end
   local wanted, a_card = asked.options, math.floor(shards / gpus)
   local line = unbind(get, asked, gpus, tasks)
-  local refusal = plain_amounts(get, wanted, environment, gpus, tasks, is_written)
+  local refusal = plain_amounts(get, wanted, environment, gpus, tasks, is_old, is_written)
   if asked.per_task then
     -- Each task sees its own cards of the gang's.
     local each = string.format("%d", asked.per_task * a_card)

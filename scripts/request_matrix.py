@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpushare_lab import step_forms
 from gpushare_lab.forms import GpusSeen, TrialJobs, forms
 from gpushare_lab.testbed.configuration import PARTITION, UNMANAGED_PARTITION, version
 from gpushare_lab.testbed.layout import GPU_MODEL, Shape
@@ -94,20 +95,31 @@ def main(suite: str | None, out: Path | None) -> int:
     columns: list[tuple[str, list[GpusSeen]]] = []
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as top:
         Path(top).chmod(0o755)
-        with running(Path(top, "plain"), suite, plain=True) as bed:
-            release = bed.release
-            columns.append(("plain Slurm", try_on(bed)))
-        with running(Path(top, "wired"), suite, plain=False) as bed:
+        with (
+            running(Path(top, "plain"), suite, plain=True) as plain,
+            running(Path(top, "wired"), suite, plain=False) as wired,
+        ):
+            release, old = plain.release, version(plain.release) < (23, 11)
+            whole = step_forms.compared((plain, wired), USER, step_forms.JOBS, shared=False)
+            shared = step_forms.compared((plain, wired), USER, step_forms.JOBS, shared=True)
+            columns.append(("plain Slurm", try_on(plain)))
             for name, break_it in WIRED:
-                reset(bed)
-                break_it(bed)
-                columns.append((name, try_on(bed)))
-    text = f"Slurm {release}: GPUs that the script sees, then its tasks.\n\n{table(columns)}"
+                reset(wired)
+                break_it(wired)
+                columns.append((name, try_on(wired)))
+    steps = step_forms.table(shared[0], ("with us, no token", whole[1]), ("with us, sharing", shared[1]))
+    text = (
+        f"Slurm {release}: GPUs that the script sees, then its tasks.\n\n{table(columns)}\n"
+        f"GPUs that each task of a step sees, and what else is different.\n\n{steps}"
+    )
     print(text)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text)
-    noticed = 0
+    odd = {**step_forms.unexpected(shared[1], old=old), **({} if old else whole[1])}
+    for form, change in odd.items():
+        print(f"{form}: {change}", file=sys.stderr)
+    noticed = len(odd)
     for name, column in columns:
         for seen in column:
             if not seen.as_expected:

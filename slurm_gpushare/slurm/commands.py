@@ -197,9 +197,9 @@ class Slurm:
 def connect(backend: str = "", *, lasting: bool = False, patient: bool = False) -> Slurm:
     """The backend that ``GPUSHARE_SLURM_BACKEND`` names, else `backend` (gpushare.conf's Backend), else the commands.
 
-    ``auto`` takes pyslurm where it fits the Slurm in use: libslurm's interface changes with every release, so a
-    pyslurm of another release would read garbage. `lasting`: for a process that changes many jobs, and keeps an
-    scontrol open for it. `patient`: for one that looks once, and so asks a busy slurmctld again.
+    ``auto`` takes pyslurm where it fits the Slurm in use, for short queues: libslurm's interface changes with every
+    release, so a pyslurm of another release would read garbage. `lasting`: for a process that changes many jobs, and
+    keeps an scontrol open for it. `patient`: for one that looks once, and so asks a busy slurmctld again.
     """
     wanted = os.environ.get("GPUSHARE_SLURM_BACKEND") or backend or "commands"
     session = ScontrolSession() if lasting else None
@@ -208,9 +208,9 @@ def connect(backend: str = "", *, lasting: bool = False, patient: bool = False) 
         return commands
     from slurm_gpushare.slurm.pyslurm_backend import PyslurmSlurm, why_not
 
-    reason = why_not(commands.release)
+    reason = why_not(commands.release, commands.config)
     if reason is None:
-        return PyslurmSlurm(session=session)
+        return PyslurmSlurm(session=session, short_queues=wanted == "auto")
     if wanted == "pyslurm":
         raise SlurmError(f"pyslurm cannot be used: {reason}", "Set Backend=commands in gpushare.conf.")
     return commands

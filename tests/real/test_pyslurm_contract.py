@@ -14,7 +14,7 @@ def test_both_backends_say_the_same_of_one_queue(testbed: Testbed, monkeypatch: 
     for name, value in testbed.env.items():
         monkeypatch.setenv(name, value)
     commands = Slurm()
-    if reason := why_not(commands.release):
+    if reason := why_not(commands.release, commands.config):
         pytest.skip(f"pyslurm cannot be used: {reason}")
     submit(testbed, "sleep 600", "--array=0-20:4", "--hold")
     running = [submit(testbed, "sleep 600", option) for option in ("--gres=gpu:1", "--gpus=1", "--comment=caf\xe9")]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from gpushare_lab import step_forms
 from gpushare_lab.forms import Form, GpusSeen, TrialJobs, forms
 from gpushare_lab.testbed.configuration import PARTITION, UNMANAGED_PARTITION, version
 from gpushare_lab.testbed.layout import GPU_MODEL, Shape
@@ -55,6 +56,24 @@ def test_plain_slurm_gives_what_we_say_it_gives(plain: Testbed) -> None:
 def test_with_us_nobody_else_notices(testbed: Testbed) -> None:
     write_hook_file(testbed)
     assert differences(try_on(testbed, brief(testbed))) == []
+
+
+def test_steps_of_a_job_without_a_token_run_and_see_what_they_would_without_us(
+    plain: Testbed, testbed: Testbed
+) -> None:
+    write_hook_file(testbed)
+    _, found = step_forms.compared((plain, testbed), USER, step_forms.BRIEF_JOBS, shared=False)
+    old = version(testbed.release) < (23, 11)
+    assert (step_forms.unexpected(found, old=True) if old else found) == {}
+
+
+def test_steps_of_a_job_that_shares_run_and_see_what_they_would_on_a_whole_card(
+    plain: Testbed, testbed: Testbed
+) -> None:
+    _, found = step_forms.compared((plain, testbed), USER, step_forms.BRIEF_JOBS, shared=True)
+    old = version(testbed.release) < (23, 11)
+    assert step_forms.unexpected(found, old=old) == {}
+    assert ("--gpus=1", "-n1 --cpus-per-gpu=1") in found, "what cannot be mended is seen"
 
 
 def test_without_gpushare_conf_nobody_notices_either(testbed: Testbed) -> None:

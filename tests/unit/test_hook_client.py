@@ -221,8 +221,20 @@ def test_srun_of_a_job_keeps_its_constraint_beside_the_model(hook: LuaHook) -> N
 
 
 def test_step_that_asks_for_no_gpu_sees_none(hook: LuaHook) -> None:
-    assert step(hook, {"gpus": "0"}) == {"gpus": "", "gres": "none"}
-    assert step(hook, {"gpus": "0"}, 4, GANG) == {"gpus": "", "gres": "none"}
+    assert step(hook, {"gpus": "0"}) == {"gres": "none"}
+    assert step(hook, {"gpus": "0", "gpus-per-node": "1", "tres-per-task": "cpu=2"}) == {
+        "gpus-per-node": "", "gres": "none"
+    }  # fmt: skip
+    assert step(hook, {"gpus": "0"}, 4, GANG) == {"gres": "none"}
+    # As on whole cards: what else asks for one keeps it visible.
+    assert step(hook, {"gpus": "0", "gpus-per-socket": "1"}) == {"gpus": "", "gpus-per-socket": "", "gres": "shard:2"}
+
+
+def test_tasks_share_a_card_where_slurm_is_told_so(hook: LuaHook) -> None:
+    options = {"gpus-per-task": "1", "ntasks": "2", "overcommit": "set", "gpus-per-node": "1"}
+    assert step(hook, options) == {"gpus-per-task": "", "gpus-per-node": "", "gres": "shard:2"}
+    assert step(hook, options | {"overcommit": "unset"}) is None
+    assert step(hook, options, 2, {"SLURM_STEP_GRES": "gres:shard:2"}) is None, "22.05 kills them"
 
 
 def amounts(hook: LuaHook, options: dict[str, str], environment: dict[str, str], *, written: bool = False) -> list[str]:

@@ -15,7 +15,15 @@ from recorded_pyslurm import Recorded, RecordedJob, recorded_jobs
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.slurm.commands import connect
-from slurm_gpushare.slurm.pyslurm_backend import PyslurmSlurm, listed, translate, unsure, why_not
+from slurm_gpushare.slurm.pyslurm_backend import (
+    ASKED_ANEW_S,
+    MOST_JOBS,
+    PyslurmSlurm,
+    listed,
+    translate,
+    unsure,
+    why_not,
+)
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.slurm.values import expand_tasks
@@ -77,11 +85,16 @@ def test_what_pyslurm_cannot_say_is_asked_of_squeue(label: str) -> None:
 class Recording(PyslurmSlurm):
     """The backend with the recorded queue in place of the library, and the recorded rows in place of squeue."""
 
-    def __init__(self, jobs: Iterable[RecordedJob]) -> None:
+    def __init__(self, jobs: Iterable[RecordedJob], *, short_queues: bool = False) -> None:
         self.recorded = list(jobs)
         self.asked: list[list[str]] = []
-        loaded = {job.record.id: job.record for job in self.recorded}
-        super().__init__(library=SimpleNamespace(RPCError=RpcError, Jobs=SimpleNamespace(load=lambda: loaded)))
+        self.loads = 0
+        library = SimpleNamespace(RPCError=RpcError, Jobs=SimpleNamespace(load=self.load))
+        super().__init__(library=library, short_queues=short_queues)
+
+    def load(self) -> dict[int, Any]:
+        self.loads += 1
+        return {job.record.id: job.record for job in self.recorded}
 
     def squeue(self, only: list[str]) -> list[Job]:
         self.asked.append(only)
@@ -113,6 +126,51 @@ def test_the_whole_queue_is_the_commands_queue() -> None:
     assert len(backend.asked) == 1, "one question for all that is unsure"
     backend.jobs()
     assert len(backend.asked) == 1, "a request is asked for once"
+
+
+def changed(job: RecordedJob, **attributes: Any) -> RecordedJob:
+    return RecordedJob(job.label, job.listed, Recorded(**{**job.record.__dict__, **attributes}), job.rows)
+
+
+@pytest.mark.usefixtures("commands")
+def test_squeue_is_asked_again_when_a_waiting_jobs_request_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = next(job for job in JOBS if job.label == "pend_gpus")
+    backend = Recording([job])
+    assert [each.per_job for each in backend.jobs()] == ["gres/gpu:2"]
+    gres = {"gpu": SimpleNamespace(count=1)}
+    tres = SimpleNamespace(**{**job.record.requested_tres.__dict__, "gres": gres})
+    now = changed(job, requested_tres=tres)
+    backend.recorded = [RecordedJob(now.label, True, now.record, [job.rows[0] | {"per_job": "gres/gpu:1"}])]
+    assert [each.per_job for each in backend.jobs()] == ["gres/gpu:1"]
+    backend.jobs()
+    assert len(backend.asked) == 2
+    later = backend._asked_s + ASKED_ANEW_S + 1
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    backend.jobs()
+    assert len(backend.asked) == 3, "a type may have changed, which no record shows"
+
+
+@pytest.mark.usefixtures("commands")
+def test_the_tasks_of_an_array_that_has_not_changed_are_the_same_objects() -> None:
+    job = next(job for job in JOBS if job.label == "pend_array_step")
+    backend = Recording([job])
+    first, second = backend.jobs(), backend.jobs()
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    backend.recorded = [changed(job, array_tasks_waiting="4-20:4")]
+    assert len(backend.jobs()) == len(first) - 1
+
+
+@pytest.mark.usefixtures("commands")
+def test_auto_leaves_long_queues_to_squeue(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Recording(JOBS, short_queues=True)
+    for _ in range(3):
+        backend.jobs()
+    assert backend.loads == 1, "it is longer than that"
+    monkeypatch.setattr("slurm_gpushare.slurm.pyslurm_backend.MOST_JOBS", 10 * MOST_JOBS)
+    backend = Recording(JOBS, short_queues=True)
+    for _ in range(3):
+        backend.jobs()
+    assert backend.loads == 3
 
 
 @pytest.mark.usefixtures("commands")
@@ -157,17 +215,19 @@ def test_a_list_that_was_cut_is_not_taken_for_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "release", "reason"),
+    ("version", "release", "tres", "reason"),
     [
-        (None, Release(25, 11, 7), "not installed"),
-        ("25.11.2", Release(24, 11, 5), "and this is 24.11.5"),
-        ("25.5.0", Release(25, 5, 1), "only 25.11 has been tried"),
-        ("unknown", Release(25, 11, 7), "does not say"),
-        ("25.11.2", Release(25, 11, 0), None),
+        (None, Release(25, 11, 7), "gres/gpu", "not installed"),
+        ("25.11.2", Release(24, 11, 5), "gres/gpu", "and this is 24.11.5"),
+        ("25.5.0", Release(25, 5, 1), "gres/gpu", "only 25.11 has been tried"),
+        ("unknown", Release(25, 11, 7), "gres/gpu", "does not say"),
+        # Without slurmdbd: a waiting --gpus, --gpus-per-socket, --tres-per-task is nowhere in the record then.
+        ("25.11.2", Release(25, 11, 0), "cpu,mem,energy,node,billing,fs/disk,vmem,pages", "which waiting jobs ask for"),
+        ("25.11.2", Release(25, 11, 0), "cpu,mem,gres/gpu,gres/shard", None),
     ],
 )
 def test_it_is_used_only_where_it_was_tried(
-    version: str | None, release: Release, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    version: str | None, release: Release, tres: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def installed(name: str) -> str:
         if version is None:
@@ -175,7 +235,7 @@ def test_it_is_used_only_where_it_was_tried(
         return version
 
     monkeypatch.setattr("importlib.metadata.version", installed)
-    answer = why_not(release)
+    answer = why_not(release, lambda: {"AccountingStorageTRES": tres})
     assert answer is None if reason is None else reason in (answer or "")
 
 
