@@ -89,7 +89,7 @@ main() {
   umask 077
   make_directories || return
   for gpu in "${gs_gpus[@]}"; do
-    : >"$gs_node_dir/gpus/$gpu/$gs_job"
+    echo "${SLURM_JOB_UID:--}" >"$gs_node_dir/gpus/$gpu/$gs_job" # by its owner a process is known that left the job
   done
 
   pid_file=$gs_node_dir/jobs/$gs_job

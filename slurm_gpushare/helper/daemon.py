@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from slurm_gpushare.helper import log
-from slurm_gpushare.helper.hold import BEAT_S, Answerer
+from slurm_gpushare.helper.hold import BEAT_S, Answerer, show_jobs
 from slurm_gpushare.helper.housekeeping import Housekeeping, make_ingest
 from slurm_gpushare.helper.loop import FIRST_RETRY_S, LONGEST_RETRY_S, Loop, Task, Work, at_once, with_patience
 from slurm_gpushare.helper.promises import tell_nodes
@@ -35,7 +35,7 @@ from slurm_gpushare.protocol.settings_in_force import remember
 from slurm_gpushare.protocol.stop_orders import RENEW_S
 from slurm_gpushare.slurm.accounting import JobTokens
 from slurm_gpushare.slurm.commands import Slurm
-from slurm_gpushare.slurm.nodes import SlurmUser, completing_stops_everybody, missing_for_gangs, slurm_user
+from slurm_gpushare.slurm.nodes import SlurmUser, completing_stops_everybody, hides_jobs, missing_for_gangs, slurm_user
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store, StoreReplaced
 from slurm_gpushare.store.hookfile import HookFile
@@ -301,6 +301,8 @@ class Daemon:
             _check_user(slurm_user(self._slurm_conf))
             log.info("slurm", release=release)
         self._apply_slurm_conf()
+        if self._slurm_conf and not self._dry_run:
+            await Work(show_jobs, self._config.spool_dir, hides_jobs(self._slurm_conf))
         if self._loop.is_open:
             await self._answer_holds()
 

@@ -94,6 +94,17 @@ class Board:
             overwrite_line(self._answers / node, " ".join(map(str, answered)))
 
 
+def show_jobs(spool_dir: Path, hidden: bool) -> None:
+    """Let everybody read the job ids in answers and stop orders; only SlurmUser and root where Slurm hides jobs."""
+    board = hold_dir(spool_dir)
+    try:
+        for path in (board, board / "answers", board / "stops") if spool_dir.is_dir() else ():
+            make_open_dir(path)
+            path.chmod(0o700 if hidden and path != board else 0o755)
+    except OSError as why:
+        log.warning("hold", error=f"{why.filename}: {why.strerror}")
+
+
 # Hearing at once that a job has ended: a named pipe into which EpilogSlurmctld writes (prolog/epilog_slurmctld.sh).
 
 

@@ -137,7 +137,7 @@ class Lesson:
 def lessons(record: Record, alone_pct: float | None, beside: Mapping[int, Beside]) -> dict[int, Lesson]:
     """What is learned of each neighbour, by job. `alone_pct` is the activity alone as the profile has it."""
     shared, base = record.shared.stats.get(ACTIVITY), activity_alone(record, alone_pct)
-    if base is None or shared is None or shared.n < MIN_SAMPLES or base.pct < MIN_ACTIVITY_PCT:
+    if base is None or shared is None or shared.n < MIN_SAMPLES or base.pct < MIN_ACTIVITY_PCT or record.outsiders:
         return {}
     seconds = sum(item.seconds for item in beside.values())
     new = {job: item for job, item in beside.items() if item.measured is None and item.seconds >= LEAST_PART * seconds}
@@ -328,7 +328,7 @@ class PairMeasurements:
         weight = min(1.0, max(0.05, (now_s - pair.since_s) / FULL_WEIGHT_S))
         for job, other in pair.sides:
             rate = seen.rates.get(job.raw_id)
-            if rate is not None:
+            if rate is not None and not seen.records[job.raw_id].outsiders:  # what was lost to those tells nothing
                 source = f"activity:{job.raw_id}:{other.raw_id}:{pair.since_s}"
                 yield Observation(
                     source, pair.gpu_model, token_of(job) or "", token_of(other) or "", rate.rate, weight, int(now_s)

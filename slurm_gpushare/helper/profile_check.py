@@ -24,7 +24,7 @@ from slurm_gpushare.helper.pair_speeds import ACTIVITY, ACTIVITY_MEAN, SeenPair,
 from slurm_gpushare.helper.pairs import Pair, PairKey
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Decision
-from slurm_gpushare.protocol.record import ENOUGH, Record
+from slurm_gpushare.protocol.record import ENOUGH, OUTSIDE, Record
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
@@ -170,6 +170,8 @@ class ProfileCheck:
             mean = now.since(before)
             if mean is None or now.n - before.n < LEAST_SAMPLES:
                 continue
+            others = Tally.of(OUTSIDE, record.alone, record.shared)
+            mean = max(0.0, mean - others.total / now.n)  # what was not the job's
             followed.before[attribute] = now
             judged = True
             found = found or activity_excess(feature, mean, profile.features, profile.scatter)

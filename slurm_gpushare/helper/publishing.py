@@ -23,6 +23,7 @@ from slurm_gpushare.protocol.files import make_open_dir
 from slurm_gpushare.protocol.history import OPTED_OUT, SpanSide, last_of_equals, sides_by_job
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import hides_jobs
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.values import array_of
 from slurm_gpushare.store.published import (
@@ -94,8 +95,7 @@ class Publisher:
 
     def _look_at_privacy(self, now_s: float) -> None:
         if now_s - self._private_at_s >= PRIVACY_FOR_S or now_s < self._private_at_s:
-            hidden = self._slurm.config().get("PrivateData", "").lower().split(",")
-            self._private, self._private_at_s = "jobs" in hidden, now_s
+            self._private, self._private_at_s = hides_jobs(self._slurm.config()), now_s
 
     def _live(self, view: View, reasons: Mapping[str, Reason]) -> dict[str, PublicJob]:
         """Every job with a tag, by key."""

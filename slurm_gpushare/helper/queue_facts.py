@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from slurm_gpushare.helper import log
 from slurm_gpushare.helper.durations import UNKNOWN_SITE, UsualScatter, usual_scatter
 from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.occupancy import GpuAddress, token_of
-from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.history import OUTSIDERS
+from slurm_gpushare.protocol.record import UNTOLD_MOST_S, Record
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
@@ -54,7 +56,7 @@ class QueueFacts:
     card_mem_mib: Mapping[str, int] = field(default_factory=dict)
     """Memory of a node's GPUs, where telemetry has told it."""
     one_process: frozenset[GpuAddress] = frozenset()
-    """Cards whose compute mode admits a single process, as telemetry has told."""
+    """Cards whose compute mode admits a single process, or of which nobody can say who uses them, by telemetry."""
     off: frozenset[GpuAddress] = frozenset()
     """Cards that an administrator has taken out of sharing."""
     default_card_mem_mib: Mapping[str, int] = field(default_factory=dict)
@@ -112,6 +114,8 @@ class StoreReader:
         self._store = store
         self._card_mem_mib: dict[str, int] = {}
         self._one_process: set[GpuAddress] = set()
+        self._outsiders: dict[GpuAddress, str] = {}
+        """Cards on which processes of no job were seen, and during which run that was said."""
         self._records_since_s = 0.0
         self.records: list[Record] = []
         """The interim records of the last two minutes, one for each running job."""
@@ -130,8 +134,10 @@ class StoreReader:
         for record in self.records:
             if record.features.mem_total_mib:
                 self._card_mem_mib[record.node] = int(record.features.mem_total_mib)
-            change = self._one_process.add if record.one_process else self._one_process.discard
-            change(GpuAddress(record.node, record.gpu_index))
+            card = GpuAddress(record.node, record.gpu_index)
+            kept = record.one_process or record.untold_s >= UNTOLD_MOST_S
+            (self._one_process.add if kept else self._one_process.discard)(card)
+            self._say_outsiders(card, record)
         self._records_since_s = now_s - 120.0
         return QueueFacts(
             workloads={model: facts_by_token(found) for model, found in profiles.items()},
@@ -148,6 +154,13 @@ class StoreReader:
             measure_anew=self._store.conduct.to_measure(),
             avoid=avoid,
         )
+
+    def _say_outsiders(self, card: GpuAddress, record: Record) -> None:
+        if record.outsiders and self._outsiders.get(card) != record.run_id:
+            self._outsiders[card] = record.run_id
+            self._store.counters.add({OUTSIDERS: 1})
+            log.warning("outsiders", gpu=card, job=record.job_id, message="processes of no job use it; 'gpushare "
+                        "doctor' on the node says whose they are")  # fmt: skip
 
 
 # What changes rarely at a site: asked for when it matters, remembered in between.

@@ -89,7 +89,7 @@ _WORDS: Mapping[Code, tuple[str, str]] = {
         "nothing; it goes on by itself",
     ),
 }
-_UNSHARED = ("its owner wants it unshared", "a higher max= in its comment")
+_UNSHARED = ("its owner wants it unshared, or next to", "a higher max= in its comment")
 _TIMES = frozenset({Code.TOO_LONG, Code.PRIORITY, Code.TIME_LIMIT})
 
 

@@ -32,6 +32,7 @@ from slurm_gpushare.helper.promises import (
 )
 from slurm_gpushare.helper.queue_facts import SharingCost, TokenFacts, token_facts
 from slurm_gpushare.protocol.history import Decision
+from slurm_gpushare.protocol.record import UNTOLD_MOST_S
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
@@ -186,6 +187,10 @@ class Watch:
                 self.pauses.end(guest.raw_id, step.value, now_s)
                 return
         if paused or status.pair.stands_still:
+            return
+        if any(record.untold_s >= UNTOLD_MOST_S for record in self._measured.of(status.pair).records.values()):
+            why = "a process of no job is on the card, and nobody can say what part of it it uses"
+            self._separate(status.pair, (status.pair.resident, guest), why, look, todo)
             return
         for job, other, promise in status.sides:
             if promise.broken:

@@ -136,7 +136,7 @@ def _attributes(bench: Bench) -> CardOutcome:
     with bench.load(duty=0.5) as load:
         who = Identity(0, "card-check", bench.index)
         measurement = Measurement(
-            [who], Members(descendants_lister(load.pid)), limit_s=1e9, neighbours=lambda _: (), log=lambda _: None
+            [who], Members(descendants_lister(load.pid)), limit_s=1e9, neighbours=lambda _: {}, log=lambda _: None
         )
         load.begin(2 * bench.seconds)
         until = time.monotonic() + 2 * bench.seconds

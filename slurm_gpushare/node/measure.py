@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from slurm_gpushare.node.host import JobCounters, NodeCounters
 from slurm_gpushare.node.nvml import Cards, CardSample, ProcessLoad
-from slurm_gpushare.node.processes import Members, stands_still
+from slurm_gpushare.node.processes import Members, is_outsider, stands_still
 from slurm_gpushare.node.stats import Summaries
 from slurm_gpushare.protocol.record import (
     ENOUGH,
     MAX_NEIGHBOURS,
+    OUTSIDE,
     Closed,
     Features,
     Neighbour,
@@ -38,9 +39,17 @@ AT_WORK_PCT = 5.0
 
 # Utilisation is an average over up to a second: so long after a neighbour came or went it is neither this nor that.
 _SETTLE_S = 1.0
+LEAST_OUTSIDE_PCT = 2.0
+"""What processes of no job use below this changes nothing."""
+_SELDOM = 100.0
+"""What costs time for each of a job's processes rests so many times as long: 1 % of a core, however many there are."""
 _GROWTH_PART = 0.02
 _TRIAL_S = 120.0
 """A new neighbour that has not come onto the card by then is waited for at the usual pace."""
+
+
+Neighbours = Mapping[int, int | None]
+"""The other jobs on a card, with their owners' uids; None where that is not known, and nobody is told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +78,15 @@ class _OnCard(NamedTuple):
 
 
 class Share:
-    """How one reading of a card divides: ours, other people's, and what cannot be told."""
+    """How one reading of a card divides: ours, our neighbours', those of no job, and what cannot be told."""
 
-    def __init__(self, sample: CardSample, owns: Callable[[int], bool | None], neighbours: Collection[int]) -> None:
+    def __init__(self, sample: CardSample, owns: Callable[[int], bool | None], neighbours: Neighbours | None) -> None:
         processes = sample.processes
         self.undecided = False
+        self.outside_pct = 0.0
+        """What processes of no job used: who it was that lost it to them is told by nobody's fault."""
+        self.untold = False
+        """Whether there are some, and the card does not say what they used."""
         self.own: list[ProcessLoad] = []
         self.loads: list[_OnCard] = []
         """Who is on the card."""
@@ -83,9 +96,14 @@ class Share:
         verdicts = {pid: owns(pid) for pid in processes}
         self.own = [processes[pid] for pid, ours in verdicts.items() if ours]
         self.present = bool(self.own)
-        self.shared = any(ours is False for ours in verdicts.values())
+        outside = {pid for pid, ours in verdicts.items() if ours is False and is_outsider(pid, neighbours)}
+        self.shared = any(ours is False for pid, ours in verdicts.items() if pid not in outside)
         self.undecided = not self.shared and any(ours is None for ours in verdicts.values())
-        self.loads = [_OnCard(pid, processes[pid], bool(ours)) for pid, ours in verdicts.items()]
+        self.loads = [_OnCard(pid, processes[pid], bool(ours)) for pid, ours in verdicts.items() if pid not in outside]
+        used = [processes[pid].sm_pct for pid in outside]
+        self.untold = None in used
+        used_pct = sum(part or 0.0 for part in used)
+        self.outside_pct = used_pct if used_pct >= LEAST_OUTSIDE_PCT else 0.0
 
     @property
     def own_mem_mib(self) -> float | None:
@@ -93,10 +111,14 @@ class Share:
 
 
 def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, float]:
-    """The activity attributes of one reading; what is not known is left out."""
+    """The activity attributes of one reading; what is not known is left out.
+
+    What processes of no job used counts as ours: so what we lost to them is nobody's, and what remains is judged.
+    """
     alone = settled and not share.shared
     total = sample.mem_total_mib
     own_sm = _total([load.sm_pct for load in share.own])
+    own_sm = None if own_sm is None else own_sm + share.outside_pct
     own_access = _total([load.mem_access_pct for load in share.own])
     own_mem = share.own_mem_mib
     if own_mem is None and alone:
@@ -168,6 +190,7 @@ class RunSoFar:
         self._beside: set[int] = set()
         self._beside_samples, self._beside_s = 0, 0.0
         self._told_samples = 0
+        self._untold_s = 0.0
 
     @property
     def has_neighbours(self) -> bool:
@@ -197,7 +220,7 @@ class RunSoFar:
         self,
         samples: Sequence[CardSample],
         owns: Callable[[int], bool | None],
-        neighbours: Collection[int],
+        neighbours: Neighbours,
         elapsed_s: float,
         *,
         stopped: bool = False,
@@ -210,7 +233,9 @@ class RunSoFar:
         if set(neighbours) != self._beside:
             self._beside, self._beside_samples, self._told_samples, self._beside_s = set(neighbours), 0, 0, 0.0
         self._beside_s += elapsed_s
-        shares = [Share(sample, owns, neighbours) for sample in samples]
+        others = neighbours if self.identity.scope is Scope.JOB else None  # a user cannot see who was given the card
+        shares = [Share(sample, owns, others) for sample in samples]
+        self._untold_s = self._untold_s + elapsed_s if any(share.untold for share in shares) else 0.0
         self.own_sm_pct = max((load.sm_pct or 0.0 for share in shares for load in share.own), default=0.0)
         totals = [sample.mem_total_mib for sample in samples if sample.mem_total_mib]
         self._mem_total_mib = min(totals, default=self._mem_total_mib)
@@ -226,6 +251,8 @@ class RunSoFar:
         settled = self._since_change_s >= _SETTLE_S
         pairs = zip(samples, shares, strict=True)
         values = joined([activity(sample, share, settled=settled) for sample, share in pairs if share.present])
+        if outside_pct := sum(share.outside_pct for share in shares) / len(shares):
+            values[OUTSIDE] = outside_pct
         self.latest = values
         self._peak([values.get("gpu_mem_mib")])
         if settled:
@@ -289,6 +316,7 @@ class RunSoFar:
             token=self.identity.token,
             one_process=self.one_process,
             gpus=len(self.identity.gpus),
+            untold_s=round(self._untold_s, 3),
         )
 
     def _features(self) -> Features:
@@ -323,7 +351,7 @@ class Measurement:
         members: Members,
         *,
         limit_s: float,
-        neighbours: Callable[[int], Collection[int]],
+        neighbours: Callable[[int], Neighbours],
         log: Callable[[str], None],
         start_s: float | None = None,
     ) -> None:
@@ -337,6 +365,7 @@ class Measurement:
         self._job = JobCounters()
         self._steps = 0
         self._last = time.monotonic()
+        self._rests_until_s = 0.0
 
     @property
     def profiling(self) -> bool:
@@ -367,10 +396,13 @@ class Measurement:
 
         `stopped` are the jobs that stood still by the helper's order since the last step.
         """
-        slow = self._steps % SLOW_EVERY == 0
+        rested = time.monotonic() >= self._rests_until_s
+        slow = self._steps % SLOW_EVERY == 0 and rested
         self._steps += 1
-        if slow or not self.profiling:
+        spent_s = -time.thread_time()
+        if slow or (rested and not self.profiling):
             self.members.refresh()
+        spent_s += time.thread_time()
         samples = self._cards.read(everything=slow and self.profiling)
         now = time.monotonic()
         elapsed, self._last = now - self._last, now
@@ -380,15 +412,18 @@ class Measurement:
                 continue
             cards, readings = zip(*(samples[gpu] for gpu in gpus), strict=True)
             run.gpu_model, run.one_process = cards[0].model, any(card.one_process for card in cards)
-            neighbours = {job for gpu in gpus for job in self._neighbours(gpu)}
+            neighbours = {job: uid for gpu in gpus for job, uid in self._neighbours(gpu).items()}
             at_rest = not {run.identity.job_id, *neighbours}.isdisjoint(stopped)
             run.add_cards(readings, self.members.owns, neighbours, elapsed, stopped=at_rest)
             if run.profile_s >= self._limit_s:
                 run.close_profile(Closed.LIMIT)
         if slow and self.profiling and self.members.processes:
+            spent_s -= time.thread_time()
             values = self._node.read() | self._job.read(self.members.processes)
+            spent_s += time.thread_time()
             for run in self.runs.values():
                 run.add_host(values)
+        self._rests_until_s = max(self._rests_until_s, time.monotonic() + _SELDOM * spent_s)
 
     def close_profile(self, why: Closed) -> None:
         for run in self.runs.values():

@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ _CGROUP_PLACES = (
     "freezer/slurm*/uid_*/job_{job}",
     "memory/slurm*/uid_*/job_{job}",
 )
+_JOB_OF_CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _REFRESH_S = 10.0
 _HASTE_S = 1.0
 
@@ -40,6 +41,22 @@ def cgroup_lister(job_id: int, root: Path = _CGROUP) -> Lister | None:
                 int(word) for procs in found.rglob("cgroup.procs") for word in procs.read_text().split() if word != "0"
             }
     return None
+
+
+def is_outsider(pid: int, neighbours: Mapping[int, int | None] | None) -> bool:
+    """Whether a process that is on a card, and not ours, is of none of its other jobs either.
+
+    `neighbours` are these jobs with their owners' uids; None, or a job's None, where that is not known. A process is a
+    job's if it is in the job's cgroup, or in none and its owner's: who leaves a job is not taken for somebody else.
+    """
+    if neighbours is None or None in neighbours.values():
+        return False
+    try:
+        if found := _JOB_OF_CGROUP.search(Path(f"/proc/{pid}/cgroup").read_text()):
+            return int(found[1]) not in neighbours
+        return psutil.Process(pid).uids().real not in neighbours.values()
+    except (OSError, psutil.Error):
+        return False  # it is gone already
 
 
 def scontrol_lister(job_id: int, node: str) -> Lister:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import SpoolError, Undelivered, send_record
-from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement
+from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement, Neighbours
 from slurm_gpushare.node.nvml import Bounded, CardSearch, Stuck
 from slurm_gpushare.node.processes import JobStop, Members, cgroup_lister, scontrol_lister
 from slurm_gpushare.protocol.errors import GpushareError
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str]) -> None:
 # What prolog, epilog and sampler leave each other under StateDir (the shell's half is in prolog/).
 #
 #     nodes/NODE/jobs/JOB      pid and start time of the job's sampler
-#     nodes/NODE/gpus/N/JOB    the job was given GPU N
+#     nodes/NODE/gpus/N/JOB    the job was given GPU N; its owner's uid
 #     nodes/NODE/epoch/JOB     GPUSHARE_EPOCH_FILE: a null device that the job's user may touch, and no more
 #     nodes/NODE/tokens/JOB    the job carries a token
 #     nodes/NODE/holds         the epilogs' holds of the last minute: begin, end (ms), helper's beat, answered or not,
@@ -313,13 +313,18 @@ class NodeState:
         except OSError:
             return False
 
-    def neighbours(self, job_id: int, gpu_index: int) -> tuple[int, ...]:
-        """The other jobs that were given this GPU."""
-        try:
-            names = os.listdir(self.root / "gpus" / str(gpu_index))
-        except OSError:
-            return ()
-        return tuple(int(name) for name in names if name.isdecimal() and int(name) != job_id)
+    def neighbours(self, job_id: int, gpu_index: int) -> Neighbours:
+        """The other jobs that were given this GPU, with their owners' uids."""
+        found: dict[int, int | None] = {}
+        for path in (self.root / "gpus" / str(gpu_index)).glob("[0-9]*"):
+            try:
+                if path.name != str(job_id):
+                    found[int(path.name)] = int(path.read_text())
+            except OSError:
+                continue  # it has just ended
+            except ValueError:
+                found[int(path.name)] = None
+        return found
 
     def register(self, job_id: int, gpus: Collection[int]) -> None:
         """Say that the job was given these GPUs: what the prolog does where it knows them."""

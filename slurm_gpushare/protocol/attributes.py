@@ -42,6 +42,7 @@ ACTIVITY: tuple[Attribute, ...] = (
     Attribute("gpu_mem_mib", "MiB", "own processes' usedGpuMemory"),
     _share("proc_sm_pct", "nvmlDeviceGetProcessUtilization smUtil, own processes, alone and shared alike"),
     _share("proc_mem_access_pct", "nvmlDeviceGetProcessUtilization memUtil, own processes"),
+    _share("outside_pct", "smUtil of processes that are of no job on the card, from 2 % on; counted as the job's own"),
     _share("card_util_pct", "nvmlDeviceGetUtilizationRates gpu, whole card"),
     _share("card_mem_access_pct", "nvmlDeviceGetUtilizationRates memory, whole card"),
     _share("card_mem_pct", "nvmlDeviceGetMemoryInfo used / total, whole card"),

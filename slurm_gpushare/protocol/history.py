@@ -114,6 +114,8 @@ OPTED_OUT = "opted-out"
 """The kind of decision that is the owner's: the job was taken out of sharing."""
 ERRORS = "errors_"
 """Begins the names of counters of what went wrong in the helper, by kind."""
+OUTSIDERS = "outsiders"
+"""Counter of jobs beside which processes of no job used the card."""
 
 
 def sides_by_job(spans: Iterable[Span]) -> dict[int, SpanSide]:

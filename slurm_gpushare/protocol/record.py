@@ -24,6 +24,9 @@ from slurm_gpushare.protocol.tokens import TOKEN
 MAX_NEIGHBOURS = 256
 ENOUGH = 20
 """The mean of so many samples of a run says what this run does, better than what earlier ones did."""
+UNTOLD_MOST_S = 60.0
+"""Where nobody can say for so long who uses a card, nobody shares it."""
+OUTSIDE = "outside_pct"
 MAX_CURVE_POINTS = 64
 NEARLY = 0.95
 """As fast as the fastest, for all that one epoch can tell."""
@@ -151,8 +154,15 @@ class Record:
     """How long the job stood still by the helper's orders. It counts neither as alone nor as shared."""
     woken: int = 0
     """How often the sampler found it at work meanwhile: somebody else had let it go on, or it is ending."""
+    untold_s: float = 0.0
+    """For so long, up to the end, a process of no job was on the card, and nobody could say what part of it it used."""
     cpu_curve: tuple[CpuSpeed, ...] = ()
     """Only in a user's own record: what ``gpushare profile --cpus`` has measured."""
+
+    @property
+    def outsiders(self) -> bool:
+        """Whether processes of no job were on its card, and used it or may have."""
+        return self.untold_s > 0.0 or any(OUTSIDE in period.stats for period in (self.alone, self.shared))
 
     @property
     def alone_s(self) -> float:
@@ -397,6 +407,7 @@ _OPTIONAL: dict[str, Check] = {
     "gpus": _of_gang,
     "stopped_s": number,
     "woken": _whole(2**31),
+    "untold_s": number,
     "cpu_curve": _cpu_curve,
 }
 """Left out of a record that has nothing to say of them."""
@@ -436,7 +447,7 @@ def parse_record(line: str | bytes) -> Record:
         raise bad("end_s", "is before start_s")
     if record.alone.shared_s or record.shared.alone_s:
         raise bad("alone, shared", "contradict themselves")
-    others = ("token", "cpu_curve") if record.scope is Scope.JOB else ("stopped_s", "woken")
+    others = ("token", "cpu_curve") if record.scope is Scope.JOB else ("stopped_s", "woken", "untold_s")
     for name in others:
         if getattr(record, name):
             raise bad(name, f"is in a record of scope {record.scope}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX
-from slurm_gpushare.protocol.history import ERRORS, Decision, Span
+from slurm_gpushare.protocol.history import ERRORS, OUTSIDERS, Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.report.job_figures import Distribution, gpu_s, lasted_s, saved_s, spread
 from slurm_gpushare.report.job_text import KINDS
@@ -36,6 +36,7 @@ _COUNTERS = (
     ("strikes", "Running jobs that used more of their card than was measured of their token.", STRIKES, 1),
     ("promises_broken", "Running jobs that the helper saw slowed past their promise, as the audit trail has them.",
      BROKEN_PROMISES, 1),
+    ("outsiders", "Jobs beside which processes of no job used the card: doctor on the node says whose.", OUTSIDERS, 1),
     ("helper_ticks", "Ticks of the helper.", "ticks", 1),
     ("helper_tick_seconds", "Time spent in ticks.", "tick_ms", 1000),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from slurm_gpushare.site.owner_checks import may_write
 from slurm_gpushare.store.credential import opener
 
 _START = "Start 'gpushare backfill'."
+_FENCE = "End it; ConstrainDevices=yes (cgroup.conf) and pam_slurm_adopt keep others off jobs' cards."
 _OLD_S = 120.0
 """The helper writes its beat for the nodes every half minute at the least, also while nobody waits."""
 
@@ -58,6 +59,26 @@ def _is_locked_up(file: Path, user: str) -> bool:
         return not may_write(file.stat(), user)
     except OSError:
         return False  # not there, or not this user's to see: opening it says so
+
+
+@check("outsiders")
+def outsiders(config: Config) -> Iterator[Finding]:
+    """On a node: nobody uses a job's card from outside of all jobs, which nobody can be charged with."""
+    from slurm_gpushare.node.nvml import NvmlError, processes_by_card
+    from slurm_gpushare.node.processes import is_outsider
+    from slurm_gpushare.node.sampler import NodeState
+
+    try:
+        found = processes_by_card() if any(config.state_dir.glob("nodes/*/jobs/*")) else {}
+    except NvmlError:
+        return
+    states = [NodeState(path) for path in config.state_dir.glob("nodes/*")]
+    for gpu, pids in found.items():
+        jobs = {job: uid for state in states for job, uid in state.neighbours(0, gpu).items()}
+        for pid in pids:
+            if jobs and is_outsider(pid, jobs):
+                owner = user_name(Path(f"/proc/{pid}").stat().st_uid)
+                yield warned(f"process {pid} of {owner} is on GPU {gpu} and of no job there", _FENCE)
 
 
 @check("policy")
@@ -230,6 +251,8 @@ def nvml(_: Config) -> Iterator[Finding]:
         pynvml.nvmlShutdown()
 
 
-LOCAL_CHECKS: tuple[Check, ...] = (policy, store, password, readable, hook_file, spool, munge, nvml, hold_board)
+LOCAL_CHECKS: tuple[Check, ...] = (
+    policy, store, password, readable, hook_file, spool, munge, nvml, hold_board, outsiders,
+)  # fmt: skip
 CONTROLLER_CHECKS: tuple[Check, ...] = (store, hook_file)
 """Those of what only the helper and slurmctld read."""

@@ -142,6 +142,11 @@ class SlurmUser(NamedTuple):
     uid: int | None
 
 
+def hides_jobs(config: Mapping[str, str]) -> bool:
+    """Whether users see their own jobs only (PrivateData=jobs)."""
+    return "jobs" in config.get("PrivateData", "").lower().split(",")
+
+
 def slurm_user(config: Mapping[str, str]) -> SlurmUser:
     """From ``SlurmUser = slurm(64030)``."""
     name, _, uid = config.get("SlurmUser", "slurm").rstrip(")").partition("(")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.helper.hold import Board
+from slurm_gpushare.helper.hold import Board, show_jobs
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.site.current_setup import SiteSetup
@@ -16,6 +16,7 @@ from slurm_gpushare.site.finding import Finding, Level
 from slurm_gpushare.site.local_checks import hold_board
 from slurm_gpushare.site.prolog_checks import hold_setup
 from slurm_gpushare.site.slurm_checks import pausing
+from slurm_gpushare.slurm.nodes import hides_jobs
 
 OURS = {"SlurmUser": "slurm(64030)", "EpilogSlurmctld": "/etc/slurm/gpushare_epilog_slurmctld"}
 
@@ -44,6 +45,14 @@ def test_a_controller_that_does_not_wake_the_helper_is_named() -> None:
 
 def test_a_hold_that_is_off_needs_nothing() -> None:
     assert setup_findings("EpilogHold=0", EpilogSlurmctld="", CompleteWait="9 sec")["hold"].level is Level.PASS
+
+
+def test_where_slurm_hides_jobs_the_board_names_none_to_users(tmp_path: Path) -> None:
+    for hidden, mode in ((True, 0o700), (False, 0o755)):
+        assert hides_jobs({"PrivateData": "accounts,jobs" if hidden else "accounts"}) is hidden
+        show_jobs(tmp_path, hidden)
+        assert {(tmp_path / "hold" / name).stat().st_mode & 0o777 for name in ("answers", "stops")} == {mode}
+        assert (tmp_path / "hold").stat().st_mode & 0o777 == 0o755, "that somebody waits is no secret"
 
 
 class TestPausing:

@@ -52,3 +52,17 @@ def test_of_a_stale_heartbeat_it_is_said_what_helps_where_the_helper_hangs(tmp_p
     (finding,) = local_checks.hook_file(replace(DEFAULTS, hook_file=tmp_path / "hook.sqlite"))
     assert (finding.check, finding.level) == ("heartbeat", Level.FAIL)
     assert "systemctl restart" in finding.fix
+
+
+def test_doctor_names_who_uses_a_card_from_outside_of_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = tmp_path / "nodes" / "n1"
+    (node / "jobs").mkdir(parents=True)
+    (node / "jobs" / "7").touch()
+    (node / "gpus" / "0").mkdir(parents=True)
+    monkeypatch.setattr("slurm_gpushare.node.nvml.processes_by_card", lambda: {0: [os.getpid()], 1: [os.getpid()]})
+    for uid, count in ((os.getuid(), 0), (os.getuid() + 1, 1)):
+        (node / "gpus" / "0" / "7").write_text(f"{uid}\n")
+        found = list(local_checks.outsiders(replace(DEFAULTS, state_dir=tmp_path)))
+        assert len(found) == count
+    assert f"process {os.getpid()} of" in found[0].found
+    assert "ConstrainDevices=yes" in found[0].fix

@@ -9,7 +9,7 @@ import pytest
 from world import BESIDE_RESIDENT, NOW, NOWHERE, SETTINGS, Flat, card, changed, decide, occupant, only, pending, places
 
 from slurm_gpushare.helper.durations import RecentDurations
-from slurm_gpushare.helper.snapshot import How, NodeRoom, Plan, Snapshot
+from slurm_gpushare.helper.snapshot import LEAST_CAP_PCT, How, NodeRoom, Plan, Snapshot
 
 
 def test_an_idle_card_is_taken_before_anything_is_shared() -> None:
@@ -214,8 +214,9 @@ def test_a_job_that_waited_long_is_served_first() -> None:
     assert places(decide([card()], jobs))["old"] == ("n1", 0, How.ALONE)
 
 
-def test_a_job_whose_owner_wants_no_slow_down_gets_all_of_a_card() -> None:
-    got = decide([card(), card(index=1)], [pending("a", max_isd_pct=0.0), pending("b"), pending("c")])
+@pytest.mark.parametrize("cap_pct", [0.0, LEAST_CAP_PCT - 1.0])
+def test_a_job_whose_owner_wants_next_to_no_slow_down_gets_all_of_a_card(cap_pct: float) -> None:
+    got = decide([card(), card(index=1)], [pending("a", max_isd_pct=cap_pct), pending("b"), pending("c")])
     assert places(got)["a"] == ("n1", 0, How.UNSHARED)
     assert places(got)["b"] == ("n1", 1, How.ALONE)
     assert places(got)["c"] == ("n1", 1, How.TOGETHER)

@@ -38,8 +38,8 @@ def test_a_successor_is_promised_what_a_resident_is() -> None:
     unsure = Flat(0.8, low=0.5)
     for expected_s, where in ((790, NOWHERE), (810, SUCCEEDS)):
         assert places(decide([card(LATE)], [changed(LONG, expected_s=expected_s)], knowledge=unsure)) == where
-    for max_isd_pct, where in ((2, NOWHERE), (3, SUCCEEDS)):  # 200 s of 9000 are 2.2 %
-        job = changed(LONG, max_isd_pct=max_isd_pct)
+    for max_isd_pct, where in ((5, NOWHERE), (6, SUCCEEDS)):  # 200 s of 3900 are 5.1 %
+        job = changed(LONG, expected_s=3900, max_isd_pct=max_isd_pct)
         assert places(decide([card(LATE)], [job], knowledge=unsure)) == where
 
 

@@ -130,8 +130,10 @@ def test_neighbours_are_the_other_jobs_that_were_given_the_card(tmp_path: Path) 
     gpu.mkdir(parents=True)
     for name in ("12", "13", "junk"):
         (gpu / name).touch()
-    assert state.neighbours(12, 1) == (13,)
-    assert state.neighbours(12, 0) == ()
+    assert state.neighbours(12, 1) == {13: None}
+    (gpu / "13").write_text("1001\n")
+    assert state.neighbours(12, 1) == {13: 1001}
+    assert state.neighbours(12, 0) == {}
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,18 @@ from slurm_gpushare.node.measure import Identity, RunSoFar
 from slurm_gpushare.node.nvml import CardSample, ProcessLoad
 from slurm_gpushare.protocol.record import ENOUGH, Closed, RecordKind, encode_record, parse_record
 
-OWN, OTHER, UNKNOWN = 100, 200, 300
-OWNS = {OWN: True, OTHER: False, UNKNOWN: None}.get
+OWN, OTHER, UNKNOWN, OUTSIDE = 100, 200, 300, 500
+OWNS = {OWN: True, OTHER: False, UNKNOWN: None, OUTSIDE: False}.get
+
+
+@pytest.fixture(autouse=True)
+def outsiders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_gpushare.node.measure.is_outsider", lambda pid, neighbours: pid == OUTSIDE)
 
 
 def card(util: float, access: float, **processes: tuple[float, float, float]) -> CardSample:
     by_pid = {
-        {"own": OWN, "other": OTHER, "unknown": UNKNOWN}[name]: ProcessLoad(mem, sm, acc)
+        {"own": OWN, "other": OTHER, "unknown": UNKNOWN, "outside": OUTSIDE}[name]: ProcessLoad(mem, sm, acc)
         for name, (mem, sm, acc) in processes.items()
     }
     return CardSample(util, access, 200 + sum(load.mem_mib or 0 for load in by_pid.values()), 16384.0, {}, by_pid)
@@ -29,7 +34,7 @@ SHARED = card(95, 55, own=(4096, 45, 22), other=(8192, 50, 33))
 def run_of(*samples: CardSample, neighbours: tuple[int, ...] = (), elapsed_s: float = 1.0) -> RunSoFar:
     run = RunSoFar(Identity(1, "gpu0", 0), start_s=1000.0)
     for sample in samples:
-        run.add_cards([sample], OWNS, neighbours, elapsed_s)
+        run.add_cards([sample], OWNS, dict.fromkeys(neighbours), elapsed_s)
     return run
 
 
@@ -74,7 +79,7 @@ def test_who_stops_itself_for_a_look_counts_with_what_it_used(monkeypatch: pytes
 
 def test_what_the_helper_stopped_counts_nowhere() -> None:
     run = RunSoFar(Identity(1, "gpu0", 0), start_s=1000.0)
-    run.add_cards([SHARED], OWNS, (7,), 1.0, stopped=True)
+    run.add_cards([SHARED], OWNS, {7: None}, 1.0, stopped=True)
     record = run.record(RecordKind.INTERIM, 1010.0)
     assert (record.alone_s, record.shared_s, record.profile.stats) == (0, 0, {})
 
@@ -83,13 +88,13 @@ def test_a_new_neighbour_is_looked_at_often_until_there_is_enough_for_a_verdict(
     run = run_of(ALONE)
     assert not run.begins_to_share
     for number in range(ENOUGH):
-        run.add_cards([SHARED], OWNS, (7,), 1.0)
+        run.add_cards([SHARED], OWNS, {7: None}, 1.0)
         assert (run.begins_to_share, run.has_news) == (True, False), number
-    run.add_cards([SHARED], OWNS, (7,), 1.0)
+    run.add_cards([SHARED], OWNS, {7: None}, 1.0)
     assert (run.begins_to_share, run.has_news) == (False, True), "a record is due"
     run.record(RecordKind.INTERIM, 1010.0)
     assert not run.has_news
-    run.add_cards([SHARED], OWNS, (8,), 1.0)
+    run.add_cards([SHARED], OWNS, {8: None}, 1.0)
     assert run.begins_to_share, "the next one is a pair of its own"
 
 
@@ -101,7 +106,9 @@ def test_one_stopped_process_among_others_hides_nothing(monkeypatch: pytest.Monk
     processes = {**(SHARED.processes or {}), decoy: ProcessLoad(10.0, 0.0, 0.0)}
     run = RunSoFar(Identity(1, "gpu0", 0), start_s=1000.0)
     for _ in range(2):
-        run.add_cards([replace(SHARED, processes=processes)], {OWN: True, OTHER: False, decoy: ours}.get, (7,), 1.0)
+        run.add_cards(
+            [replace(SHARED, processes=processes)], {OWN: True, OTHER: False, decoy: ours}.get, {7: None}, 1.0
+        )
     record = run.record(RecordKind.INTERIM, 1010.0)
     assert record.shared_s == 2
     assert record.shared.stats["proc_sm_pct"].mean == 45
@@ -112,8 +119,38 @@ def test_a_stopped_process_on_one_card_of_a_gang_hides_nothing(monkeypatch: pyte
     still(monkeypatch, decoy)
     gang = RunSoFar(Identity(1, "gpu0", 0, others=(1,)), start_s=1000.0)
     second = CardSample(0, 0, 210, 16384.0, {}, {decoy: ProcessLoad(10.0, 0.0, 0.0)})
-    gang.add_cards([ALONE, second], {OWN: True, decoy: True}.get, (), 1.0)
+    gang.add_cards([ALONE, second], {OWN: True, decoy: True}.get, {}, 1.0)
     assert gang.record(RecordKind.INTERIM, 1010.0).alone_s == 1
+
+
+def test_what_is_of_no_job_and_uses_next_to_nothing_changes_nothing() -> None:
+    alone = card(61, 30, own=(4096, 60, 30), outside=(9, 1, 0))
+    shared = card(96, 55, own=(4096, 45, 22), other=(8192, 50, 33), outside=(9, 1, 0))
+    record = run_of(alone, alone).record(RecordKind.FINAL, 1010.0)
+    assert (record.alone_s, record.alone.stats["proc_sm_pct"].mean) == (2, 60), "a new workload is measured"
+    record = run_of(shared, shared, neighbours=(7,)).record(RecordKind.FINAL, 1010.0)
+    assert (record.shared_s, record.shared.stats["proc_sm_pct"].mean) == (2, 45)
+    assert "outside_pct" not in record.shared.stats
+
+
+def test_what_a_job_loses_to_processes_of_no_job_is_nobodys_and_the_rest_is_judged() -> None:
+    shared = card(95, 55, own=(4096, 25, 12), other=(8192, 50, 33), outside=(9, 20, 5))
+    record = run_of(shared, shared, neighbours=(7,)).record(RecordKind.FINAL, 1010.0)
+    assert (record.shared_s, record.shared.stats["proc_sm_pct"].mean) == (2, 45)
+    assert record.shared.stats["outside_pct"].mean == 20
+    assert parse_record(encode_record(record)) == record
+    record = run_of(*[card(80, 30, own=(4096, 60, 30), outside=(9, 20, 5))] * 2).record(RecordKind.FINAL, 1010.0)
+    assert (record.alone_s, record.shared_s) == (2, 0)
+
+
+def test_how_long_nobody_could_say_who_uses_the_card_is_told() -> None:
+    untold = CardSample(90, 30, 4396, 16384.0, {}, {OWN: ProcessLoad(4096, 40, 20), OUTSIDE: ProcessLoad(9)})
+    run = run_of(untold, untold)
+    record = run.record(RecordKind.INTERIM, 1010.0)
+    assert record.untold_s == 2
+    assert parse_record(encode_record(record)) == record
+    run.add_cards([ALONE], OWNS, {}, 1.0)
+    assert run.record(RecordKind.INTERIM, 1010.0).untold_s == 0
 
 
 def test_activity_alone_and_shared_is_kept_apart() -> None:
@@ -157,7 +194,7 @@ def test_after_the_epoch_the_profile_stays_and_only_activity_goes_on() -> None:
     run = run_of(ALONE)
     run.close_profile(Closed.EPOCH)
     busier = card(99, 80, own=(9000, 99, 80))
-    run.add_cards([busier], OWNS, (), 1.0)
+    run.add_cards([busier], OWNS, {}, 1.0)
     run.add_host({"cpu_pct": 50.0})
     record = run.record(RecordKind.FINAL, 1010.0)
     assert record.closed is Closed.EPOCH
@@ -181,7 +218,7 @@ def test_the_cards_of_a_gang_are_one_record() -> None:
     gang = RunSoFar(Identity(1, "n1", 0, others=(1,)), 0.0)
     samples = [card(60, 30, own=(1000, 60, 30)), card(20, 10, own=(3000, 20, 10))]
     for _ in range(3):
-        gang.add_cards(samples, OWNS, (), 1.0)
+        gang.add_cards(samples, OWNS, {}, 1.0)
     record = gang.record(RecordKind.FINAL, 3.0)
     assert (record.gpu_index, record.gpus) == (0, 2)
     assert record.features.gpu_util_mean_pct == pytest.approx(40.0)
@@ -192,7 +229,7 @@ def test_the_cards_of_a_gang_are_one_record() -> None:
 def test_a_gang_shares_as_soon_as_somebody_is_on_one_of_its_cards() -> None:
     gang = RunSoFar(Identity(1, "n1", 0, others=(1,)), 0.0)
     for _ in range(3):
-        gang.add_cards([ALONE, SHARED], OWNS, (5,), 1.0)
+        gang.add_cards([ALONE, SHARED], OWNS, {5: None}, 1.0)
     record = gang.record(RecordKind.FINAL, 3.0)
     assert (record.alone_s, record.shared_s) == (0.0, 3.0)
     assert [neighbour.job_id for neighbour in record.neighbours] == [5]
