@@ -94,6 +94,7 @@ class LargeSite:
         return {
             "jobid": str(number), "jobarrayid": str(number), "arrayjobid": str(number), "arraytaskid": "N/A",
             "hetjobid": "N/A", "userid": str(1000 + number % 50), "account": f"lab{number % 7}", "partition": "gpu",
+            "qos": "normal",
             "reservation": "(null)", "state": "PENDING", "reason": "Priority",
             "prioritylong": str(100_000 - number), "nice": "0", "submittime": str(self._now_s - 3600),
             "eligibletime": str(self._now_s - 3570), "starttime": "N/A", "endtime": "N/A", "timelimit": "1:00:00",

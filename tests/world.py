@@ -56,7 +56,8 @@ def job(key: str = "1", **changes: Any) -> Job:
     values: dict[str, Any] = {
         "key": key, "raw_id": int(raw), "array_id": int(raw) if "_" in key else None,
         "task_id": int(key.split("_")[1]) if "_" in key else None, "het": False, "uid": 1000, "account": "science",
-        "partitions": ("gpu",), "reservation": "", "state": "PENDING", "reason": "Priority", "priority": 100,
+        "qos": "normal", "partitions": ("gpu",), "reservation": "", "state": "PENDING", "reason": "Priority",
+        "priority": 100,
         "nice": 0, "submit_s": NOW - 100, "eligible_s": NOW - 100, "start_s": None, "end_s": None, "limit_s": 3600,
         "num_nodes": 1, "nodes": (), "wanted_nodes": "", "excluded_nodes": (), "features": "", "exclusive": False,
         "dependency": "", "requeue": True, "restarts": 0, "cpus": 4, "mem_mib": 1000, "per_job": "",

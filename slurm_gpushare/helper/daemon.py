@@ -21,6 +21,7 @@ from slurm_gpushare.helper import log
 from slurm_gpushare.helper.hold import BEAT_S, Answerer, show_jobs
 from slurm_gpushare.helper.housekeeping import Housekeeping, make_ingest
 from slurm_gpushare.helper.loop import FIRST_RETRY_S, LONGEST_RETRY_S, Loop, Task, Work, at_once, with_patience
+from slurm_gpushare.helper.preemption import PATIENCE_S
 from slurm_gpushare.helper.promises import tell_nodes
 from slurm_gpushare.helper.publishing import Publisher
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
@@ -136,6 +137,8 @@ class Daemon:
         longest_s, least_s = rest_s(self._config.tick_s, self._tick.took_s, self._config.heartbeat_s)
         if self._helper.state.watch.pauses.jobs:  # orders must be renewed
             longest_s = min(longest_s, RENEW_S)
+        if self._helper.state.preemptors.urgent:
+            longest_s = min(longest_s, PATIENCE_S)
         return longest_s, min(least_s, longest_s)
 
     def once(self) -> TickReport:
@@ -308,7 +311,7 @@ class Daemon:
 
     def _apply_slurm_conf(self) -> None:
         """What of our settings this Slurm is set up for; the rest is done without."""
-        slurm_conf = self._slurm_conf
+        slurm_conf = self._helper.state.site.slurm_conf = self._slurm_conf
         if not slurm_conf:
             return
         missing = missing_for_gangs(slurm_conf)

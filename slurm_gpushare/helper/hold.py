@@ -284,6 +284,9 @@ class Answerer:
         nodes = {node for job in gone for node in job.nodes}
         if not nodes or not helper.state.somebody_waits:
             return
+        if any(first := recent.rules.preemptors):  # one that came since the last tick may be why these jobs ended
+            for job in await Work(self._slurm.jobs_in, *first):
+                recent.update(job.key, job)
         recent.refresh_nodes(await Work(self._slurm.nodes, sorted(nodes)))
         for attempt in range(TRIES):
             facts = recent.facts()

@@ -237,6 +237,9 @@ class SiteFit:
     def room(self, rows: Ints, columns: Ints) -> Bools:
         return self.sites.room_for([self.jobs[i] for i in rows.tolist()], self.gpus[columns])
 
+    def staying(self, columns: Ints) -> Bools:
+        return np.array([not self.sites.gpus[gpu].vacating for gpu in self.gpus[columns].tolist()], bool)
+
     def owners(self, rows: Ints, columns: Ints) -> Bools:
         who = self.settings.share_across
         if who == "any":

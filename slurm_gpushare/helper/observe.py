@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper import snapshot as snap
@@ -22,6 +22,7 @@ from slurm_gpushare.helper.occupancy import (
     startable,
     token_of,
 )
+from slurm_gpushare.helper.preemption import PreemptionRules, wanted_cards
 from slurm_gpushare.helper.queue_facts import QueueFacts, SharingCost, TokenFacts
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.nodes import WITHOUT_SHARDS, Node, Reservation
@@ -225,10 +226,10 @@ def _must_choose(measured: Mapping[str, snap.Workload], facts: QueueFacts) -> bo
     return bool(measured) and (len(shared) > 1 or not shared <= measured.keys())
 
 
-def _rank(job: Job, tiers: Mapping[str, int]) -> tuple[int, int, int, int]:
-    """The order in which Slurm considers pending jobs, the first one lowest."""
+def _rank(job: Job, tiers: Mapping[str, int], rules: PreemptionRules) -> tuple[int, int, int, int, int]:
+    """The order in which Slurm considers pending jobs, the first one lowest: who may preempt comes before priority."""
     tier = max(tiers.get(name, 1) for name in job.partitions)
-    return -tier, -job.priority, job.raw_id, job.task_id or 0
+    return -rules.may_preempt(job), -tier, -job.priority, job.raw_id, job.task_id or 0
 
 
 def observe(
@@ -245,21 +246,20 @@ def observe(
     by_name = {node.name: node for node in nodes}
     unsettled = _unsettled(cards, jobs, now_s, config.lease_s)
     waiting = [job for job in jobs if startable(job, now_s) and placed_card(job) is None]
-    waiting.sort(key=lambda job: _rank(job, tiers or {}))
+    waiting.sort(key=lambda job: _rank(job, tiers or {}, facts.preemption))
     pending = (_pending(job, now_s, config, facts) for job in waiting)
-    return View(
+    snapshot = snap.Snapshot(
         now_s=now_s,
-        jobs={job.key: job for job in jobs},
-        nodes=by_name,
-        cards=cards,
-        snapshot=snap.Snapshot(
-            now_s=now_s,
-            gpus=tuple(_gpu(card, use, by_name[card.node], config, facts, now_s) for card, use in cards.items()),
-            nodes={name: _node_room(node, unsettled[name], reservations, now_s) for name, node in by_name.items()},
-            pending=tuple(job for job in pending if job is not None),
-            never_together=facts.never_together,
-        ),
+        gpus=tuple(_gpu(card, use, by_name[card.node], config, facts, now_s) for card, use in cards.items()),
+        nodes={name: _node_room(node, unsettled[name], reservations, now_s) for name, node in by_name.items()},
+        pending=tuple(job for job in pending if job is not None),
+        never_together=facts.never_together,
     )
+    by_key = {job.key: job for job in jobs}
+    if vacating := wanted_cards(facts.preemption, by_key, cards, snapshot):
+        gpus = (replace(gpu, vacating=GpuAddress(gpu.node, gpu.index) in vacating) for gpu in snapshot.gpus)
+        snapshot = replace(snapshot, gpus=tuple(gpus))
+    return View(now_s=now_s, jobs=by_key, nodes=by_name, cards=cards, snapshot=snapshot)
 
 
 # Shards that Slurm has lost: 22.05 forgets those in use when slurmctld restarts, and jobs for them wait for ever.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from slurm_gpushare.helper.changes import Change
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import CardUse, GpuAddress, may_start, placed_card, placed_cards
+from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.helper.queue_facts import QueueFacts
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.tag import parse_tag
@@ -298,6 +299,11 @@ class RecentView:
     @property
     def nodes(self) -> Mapping[str, Node]:
         return self._nodes
+
+    @property
+    def rules(self) -> PreemptionRules:
+        """Who may preempt whom, as the last tick knew it."""
+        return self._seen.facts.preemption if self._seen else PreemptionRules()
 
     def facts(self) -> RecentFacts | None:
         """All of it as a value; None before the first tick."""

@@ -34,7 +34,9 @@ def plan(snapshot: Snapshot, knowledge: Knowledge | KnowledgeByModel, settings: 
     if settings.policy == "off":
         return Plan(left=tuple(LeftToSlurm(job.key) for _, job in ours))
     view = PlanInput(snapshot, knowledge, settings, Sites(snapshot))
-    empty = np.array([i for i, gpu in enumerate(snapshot.gpus) if gpu.usable and not gpu.occupants], np.int64)
+    empty = np.array(
+        [i for i, gpu in enumerate(snapshot.gpus) if gpu.usable and not (gpu.occupants or gpu.vacating)], np.int64
+    )
     placements: list[Placement] = []
     if first := steps(settings, before_whole=True):
         waits_s = _waits(view, queue, {}, len(empty))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,9 +14,12 @@ from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.occupancy import GpuAddress, token_of
 from slurm_gpushare.protocol.history import OUTSIDERS
 from slurm_gpushare.protocol.record import UNTOLD_MOST_S, Record
+from slurm_gpushare.helper.preemption import PreemptionRules
+from slurm_gpushare.slurm.accounting import Qos
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.slurm.runner import AccountingDown
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
 from slurm_gpushare.store.off_cards import off_cards
 from slurm_gpushare.store.store import Store
@@ -68,6 +72,7 @@ class QueueFacts:
     """By key: nodes that a job was sent to and did not start on."""
     longest_limit_s: Mapping[str, float] = field(default_factory=dict)
     """MaxTime of partitions that have one."""
+    preemption: PreemptionRules = field(default_factory=PreemptionRules)
 
     def on(self, model: str, token: str | None) -> TokenFacts:
         """What is known of a token on a GPU model."""
@@ -167,11 +172,12 @@ class StoreReader:
 
 
 PARTITIONS_FOR_S = 600.0
+QOS_FOR_S = 300.0
 RESERVATIONS_FOR_S = 60.0
 
 
 class SiteCache:
-    """Partitions and reservations, so that most ticks ask for neither: at most one of them in one tick."""
+    """Partitions, reservations and QOS, so that most ticks ask for none of them: at most one in one tick."""
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
@@ -179,6 +185,10 @@ class SiteCache:
         self._partitions_at_s = float("-inf")
         self.reservations: list[Reservation] = []
         self._reservations_at_s = float("-inf")
+        self._qos: list[Qos] = []
+        self._qos_at_s = float("-inf")
+        self.slurm_conf: Mapping[str, str] = {}
+        """Slurm's configuration, as far as it was asked for yet."""
 
     async def refresh(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> None:
         """Ask for what is old; at once for reservations when a node or a job is seen in an unknown one."""
@@ -188,6 +198,10 @@ class SiteCache:
         elif now_s - self._partitions_at_s >= PARTITIONS_FOR_S:
             self._partitions = await Work(self._slurm.partitions)
             self._partitions_at_s = now_s
+        elif now_s - self._qos_at_s >= QOS_FOR_S and self.slurm_conf.get("PreemptType") == "preempt/qos":
+            self._qos_at_s = now_s
+            with suppress(AccountingDown):  # what was known goes on to count
+                self._qos = await Work(self._slurm.qos)
 
     def _wants_reservations(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> bool:
         known = {name for reservation in self.reservations for name in reservation.nodes}
@@ -202,6 +216,11 @@ class SiteCache:
     def tiers(self) -> Mapping[str, int]:
         """Each partition's PriorityTier."""
         return {partition.name: int(partition.fields.get("PriorityTier", "1")) for partition in self._partitions}
+
+    @property
+    def preemption(self) -> PreemptionRules:
+        """Who may preempt whom, as far as it was asked yet."""
+        return PreemptionRules.of(self.slurm_conf, self._partitions, self._qos)
 
     def longest_limit_s(self) -> dict[str, float]:
         """MaxTime of the partitions that have one, as far as they were asked yet."""

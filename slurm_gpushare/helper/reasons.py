@@ -18,6 +18,7 @@ class Code(StrEnum):
     OWN_CAP = "own-cap"
     NO_PARTNER = "no-partner"
     PLACE = "place"
+    PREEMPTION = "preemption"
     OWNERS = "owners"
     MEMORY = "memory"
     TOO_LONG = "too-long"
@@ -55,6 +56,10 @@ _WORDS: Mapping[Code, tuple[str, str]] = {
     Code.PLACE: (
         "no card with room beside it is on a node that the job may use and that has the CPUs and memory it asks for",
         "fewer CPUs, less memory, or fewer constraints",
+    ),
+    Code.PREEMPTION: (
+        "the cards that it could join are being freed for a job that may preempt those on them",
+        "that job's start",
     ),
     Code.OWNERS: ("the site lets only jobs of one user or account share, and none of those has room", "ShareAcross"),
     Code.MEMORY: (

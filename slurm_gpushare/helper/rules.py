@@ -127,6 +127,9 @@ class Fit(Protocol):
     def room(self, rows: Ints, columns: Ints) -> Bools:
         """Where they may be, and where CPUs and memory of the node are free for them."""
 
+    def staying(self, columns: Ints) -> Bools:
+        """Lanes that are not being vacated for a job that may preempt."""
+
     def owners(self, rows: Ints, columns: Ints) -> Bools:
         """Whether the site lets the two owners share."""
 
@@ -231,6 +234,11 @@ def _room(offers: Offers) -> Bools:
     return _EVERYBODY if fit is None else fit.room(offers.rows, offers.columns)
 
 
+def _not_vacated(offers: Offers) -> Bools:
+    fit = offers.scene.fit
+    return _EVERYBODY if fit is None else fit.staying(offers.columns)[None, :]
+
+
 def _owners(offers: Offers) -> Bools:
     fit = offers.scene.fit
     return _EVERYBODY if fit is None else fit.owners(offers.rows, offers.columns)
@@ -328,6 +336,7 @@ _EVERYBODY: Bools = np.ones((1, 1), bool)
 
 RULES: tuple[Rule, ...] = (
     Rule(Code.PLACE, _room),
+    Rule(Code.PREEMPTION, _not_vacated),
     Rule(Code.OWNERS, _owners),
     Rule(Code.MEMORY, _memory, _need_mib, lambda offers: np.maximum(_free_mib(offers), 0.0)),
     Rule(Code.FORBIDDEN, _never_together),
@@ -347,7 +356,8 @@ RULES: tuple[Rule, ...] = (
 """What must hold of a guest and its resident, in the order in which a job that waits is told."""
 
 LONG_GUEST_RULES = tuple(rule for rule in RULES if rule.code is not Code.TOO_LONG)
-HARD_RULES = tuple(rule for rule in RULES if rule.code in (Code.PLACE, Code.OWNERS, Code.MEMORY, Code.TIME_LIMIT))
+_SITES_OWN = (Code.PLACE, Code.PREEMPTION, Code.OWNERS, Code.MEMORY)
+HARD_RULES = tuple(rule for rule in RULES if rule.code in (*_SITES_OWN, Code.TIME_LIMIT))
 """What the policies without promises keep to."""
 
 
@@ -383,7 +393,7 @@ def _successor_within_limits(offers: Offers) -> Bools:
 
 
 SUCCESSOR_RULES: tuple[Rule, ...] = (
-    *(rule for rule in RULES if rule.code in (Code.PLACE, Code.OWNERS, Code.MEMORY)),
+    *(rule for rule in RULES if rule.code in _SITES_OWN),
     Rule(Code.TIME_LIMIT, _successor_within_limits),
     Rule(Code.FORBIDDEN, _never_together),
     Rule(Code.PROMISE, _successor_promised),

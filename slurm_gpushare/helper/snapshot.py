@@ -76,6 +76,7 @@ class Gpu:
     mem_total_mib: int
     usable: bool = True  # shared partition, node up, not drained, card healthy
     exclusive_process: bool = False  # compute mode that admits one process only
+    vacating: bool = False  # a job that may preempt those on it waits for it
     occupants: tuple[Occupant, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ from slurm_gpushare.helper.loop import Faults
 from slurm_gpushare.helper.observe import LostShards
 from slurm_gpushare.helper.pairs import Ledger, SpanKeeper
 from slurm_gpushare.helper.placements import Contest, Placements, RecentView
+from slurm_gpushare.helper.preemption import Preemptors
 from slurm_gpushare.helper.profile_check import ProfileWatch
 from slurm_gpushare.helper.queue_facts import SiteCache, StoreReader
 from slurm_gpushare.helper.shadow_policy import ShadowRecord
@@ -58,6 +59,7 @@ class State:
         """The reason that each waiting job was last told, by key."""
         self.requeues: dict[int, tuple[Job, Job, str]] = {}
         """Jobs that are to be put back into the queue, each with its neighbour and why, by SLURM_JOB_ID."""
+        self.preemptors = Preemptors()
         self.decisions: list[Decision] = []
         """Those that the store does not have yet."""
         self.faults = Faults()

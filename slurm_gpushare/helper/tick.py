@@ -25,6 +25,7 @@ from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.helper.pairs import PairChanges, pairs_now, past_spans
 from slurm_gpushare.helper.placements import TickFacts
 from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.helper.promises import let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.helper.reasons import Reason, sentence
@@ -126,6 +127,8 @@ class Helper:
         contained, placed = self.faults.contained, set[str]()
         with contained("promises", *NOBODY_ANSWERS):
             await self._follow_pairs(view, report)
+        with contained("preemption", *NOBODY_ANSWERS):
+            await self._preempt(view, self.recent.rules, report)
         with contained("comments", *NOBODY_ANSWERS):
             await self._follow_comments(view, report)
         with contained("take-back", *NOBODY_ANSWERS):
@@ -177,7 +180,9 @@ class Helper:
         facts = self.state.store_facts.read(jobs, self.state.pairs.sharing(), avoid, now_s, self.config.gpu_models)
         await self.state.site.refresh(nodes, jobs, now_s)
         reservations, tiers = self.state.site.reservations, self.state.site.tiers
-        seen = TickFacts(reservations, replace(facts, longest_limit_s=self.state.site.longest_limit_s()), tiers)
+        preemption = replace(self.state.site.preemption, hopeless=self.state.preemptors.hopeless)
+        facts = replace(facts, longest_limit_s=self.state.site.longest_limit_s(), preemption=preemption)
+        seen = TickFacts(reservations, facts, tiers)
         view = await Work(observe, jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
         mean_s = self.state.durations.mean_s(view.snapshot)
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
@@ -243,6 +248,25 @@ class Helper:
                 del waiting[raw_id]
                 log.info("requeue", job=job.key, why=why)
                 self.state.decisions.append(explain.noted(job, "requeued", now_s, other, why=why))
+
+    async def _preempt(self, view: View, rules: PreemptionRules, report: TickReport) -> None:
+        """Free cards for jobs that may preempt their sharers, where Slurm by itself does not."""
+        for victim, preemptor, warn in self.state.preemptors.look(
+            rules, view.jobs, view.cards, view.snapshot, view.now_s
+        ):
+            job, mode = victim.job, victim.terms.mode
+            again = mode == "REQUEUE" and job.requeue
+            done = "warned" if warn else "requeued" if again else "cancelled"
+            log.info("preempt", job=job.key, to=preemptor.key, mode=mode, outcome="dry-run" if self.dry_run else done)
+            report.outcomes[f"preempt:{done}"] += 1
+            if self.dry_run:
+                continue
+            if warn:
+                await Work(self._slurm.signal, job.key, "TERM")
+                continue
+            await Work(self._slurm.requeue if again else self._slurm.cancel, job.key)
+            why = f"{done} by the site's own rules (PreemptMode={mode}), for job {preemptor.key}"
+            self.state.decisions.append(explain.noted(job, "preempted", view.now_s, why=why))
 
     async def _extend(self, view: View, report: TickReport) -> None:
         """Give jobs the time back that neighbours, also those that have left, and pauses by a signal cost them."""

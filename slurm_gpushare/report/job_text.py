@@ -212,6 +212,7 @@ _DONE = {
     "outgrown": "{why}",
     "resume-waits": "still paused: {why}",
     "requeued": "requeued: {why}",
+    "preempted": "{why}",
     "paused": "paused, so that {partner} gets the speed it was promised",
     "resumed": "went on after its pause",
     "out-of-memory": "ran out of GPU memory beside {partner}; its workload now counts with {mem_mib} MiB",

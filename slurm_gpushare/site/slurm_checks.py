@@ -132,7 +132,7 @@ def preemption(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     elif by in {"", "(null)", "preempt/none"} or mode == "OFF":
         yield passed("nobody is preempted")
     else:
-        yield passed(f"{by}, PreemptMode={mode}: a card is free for a preemptor when both of its sharers are vacated")
+        yield passed(f"{by}, PreemptMode={mode}: where Slurm leaves a card shared, the helper frees it by these rules")
 
 
 @check("scheduler", "a placed job is looked at within a minute")

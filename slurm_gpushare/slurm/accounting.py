@@ -166,6 +166,38 @@ class Limit:
         return f"{self.name} of {self.kind} {owner}"
 
 
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """What a QOS says of preemption."""
+
+    name: str
+    preempts: frozenset[str]
+    """Names of the QOS whose jobs its own may preempt."""
+    mode: str
+    """``REQUEUE``, ``CANCEL``, ``OFF`` and their like; empty: as the cluster's."""
+    grace_s: float
+    exempt_s: float | None
+    """How long its jobs run before they can be preempted; None: as the cluster says."""
+
+
+QOS_ARGUMENTS = (
+    "sacctmgr", "--noheader", "--parsable2", "--readonly", "show", "qos",
+    "format=Name,Preempt,PreemptMode,GraceTime,PreemptExemptTime",
+)  # fmt: skip
+
+
+def parse_qos(output: str) -> list[Qos]:
+    """The QOS in sacctmgr's answer to `QOS_ARGUMENTS`."""
+    found = []
+    for name, preempts, mode, grace, exempt in (line.split("|")[:5] for line in output.splitlines() if "|" in line):
+        mode = "" if mode.lower() == "cluster" else mode.upper()
+        exempt_s = values.duration_s(exempt) if exempt else None
+        found.append(
+            Qos(name, frozenset(filter(None, preempts.split(","))), mode, values.duration_s(grace) or 0, exempt_s)
+        )
+    return found
+
+
 def sacctmgr_arguments(kind: str) -> list[str]:
     """The sacctmgr command line that lists all entities of `kind` with their limits."""
     columns = ("Name", *_QOS_LIMITS) if kind == "qos" else ("Account", "User", "Partition", *_ASSOCIATION_LIMITS)

@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release, parse_release
 from slurm_gpushare.slurm import accounting, nodes, queue, runner
-from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery, Limit
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery, Limit, Qos
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import JobMovedOn, ScontrolSession, marked_rows, new_delimiter
@@ -92,6 +92,12 @@ class Slurm:
         output = self._ask_queue(queue.COLUMNS, delimiter, jobs=",".join(wanted))
         return queue.parse_queue(output, delimiter, wanted) if wanted else self._queue.parse(output, delimiter)
 
+    def jobs_in(self, partitions: Iterable[str], qos: Iterable[str]) -> list[Job]:
+        """The jobs of some partitions, or of some QOS where there are no partitions. One request."""
+        delimiter = new_delimiter()
+        where = f"--partition={','.join(partitions)}" if partitions else f"--qos={','.join(qos)}"
+        return queue.parse_queue(self._ask_queue(queue.COLUMNS, delimiter, where), delimiter)
+
     def comments(self, only: Iterable[str] = ()) -> dict[str, str]:
         """What users wrote into the comments of all jobs, or of the named ones; by key. One request."""
         return self._texts(queue.COMMENT_COLUMNS, only=only)
@@ -155,6 +161,10 @@ class Slurm:
         ask = accounting.sacctmgr_arguments
         return [limit for kind in ("qos", "assoc") for limit in accounting.parse_limits(kind, self._ask(ask(kind)))]
 
+    def qos(self) -> list[Qos]:
+        """What each QOS says of preemption. One sacctmgr call."""
+        return accounting.parse_qos(self._ask(accounting.QOS_ARGUMENTS))
+
     def accounting_names(self, kind: str) -> frozenset[str]:
         """The names of all that accounting has of a kind, ``account`` or ``cluster``. One sacctmgr call."""
         words = ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, f"format={kind}"]
@@ -188,6 +198,10 @@ class Slurm:
     def signal(self, key: str, name: str) -> None:
         """Send a signal (``STOP``, ``CONT``) to all processes of a running job."""
         self._ask(["scancel", "--full", f"--signal={name}", key])
+
+    def cancel(self, key: str) -> None:
+        """End a job."""
+        self._ask(["scancel", key])
 
     def requeue(self, key: str) -> None:
         """Put a running job back into the queue."""

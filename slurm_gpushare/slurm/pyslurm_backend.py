@@ -221,6 +221,7 @@ def base_job(record: Any) -> Job:
         uid=record.user_id,
         account=record.account or "",
         partitions=tuple((record.partition or "").split(",")),
+        qos=record.qos or "",
         reservation=record.reservation or "",
         state=record.state,
         reason="" if record.state_reason in (None, "None") else record.state_reason,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from sys import intern
 
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.tag import Tag, parse_tag
@@ -20,8 +21,8 @@ from slurm_gpushare.slurm.values import Gres, expand, expand_tasks, gres_of_all,
 # directory or path. No free text of users either: what they write into a comment is asked for apart.
 COLUMNS = (
     "jobid", "jobarrayid", "arrayjobid", "arraytaskid", "hetjobid", "userid", "account", "partition",
-    "reservation", "state", "reason", "prioritylong", "nice", "submittime", "eligibletime", "starttime", "endtime",
-    "timelimit", "numnodes", "nodelist", "reqnodes", "feature", "excnodes", "oversubscribe", "exclusive",
+    "qos", "reservation", "state", "reason", "prioritylong", "nice", "submittime", "eligibletime", "starttime",
+    "endtime", "timelimit", "numnodes", "nodelist", "reqnodes", "feature", "excnodes", "oversubscribe", "exclusive",
     "dependency", "requeue", "restartcnt", "tres-alloc", "tres-per-job", "tres-per-node", "tres-per-socket",
     "tres-per-task", "cpus-per-tres", "mem-per-tres", "admin_comment",
 )  # fmt: skip
@@ -65,6 +66,7 @@ class Job:
     uid: int
     account: str
     partitions: tuple[str, ...]
+    qos: str
     reservation: str
     state: str
     reason: str
@@ -208,6 +210,7 @@ def _job(row: dict[str, str]) -> Job:
         uid=number(row["userid"], -1),
         account=values.text(row["account"]),
         partitions=tuple(row["partition"].strip().split(",")),
+        qos=intern(values.text(row["qos"])),
         reservation=values.text(row["reservation"]),
         state=row["state"].strip(),
         reason=values.text(row["reason"]),
