@@ -101,8 +101,12 @@ class Changer:
         if applied.outcome is Outcome.REFUSED and answer is None:
             self._refused_s[event, job.key] = time.monotonic()
         outcomes[f"{event}:{applied.outcome}"] += 1
-        tell = log.warning if applied.outcome is Outcome.REFUSED else log.info
-        tell(event, job=job.key, outcome=applied.outcome, **fields, message=applied.message or None)
+        refused = applied.outcome is Outcome.REFUSED  # that Slurm was first is no news of a fault
+        said = applied.message if refused else None
+        if refused and "denied" in applied.message.lower():
+            log.warning(event, job=job.key, outcome=applied.outcome, message=said, hint="The helper runs as SlurmUser.")
+        else:
+            log.noted(event, job=job.key, outcome=applied.outcome, **fields, message=said)
         return applied
 
     async def _change(self, job: Job, change: Change, fresh: Job | None, *, answered: bool) -> Applied:

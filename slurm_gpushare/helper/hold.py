@@ -265,7 +265,7 @@ class Answerer:
             self._took_s = time.monotonic() - heard_s
         placed = answer.outcomes["place:done"]
         if answer.emptied or placed:
-            log.info(
+            log.noted(
                 "answer", ended=",".join(str(job.raw_id) for job in ended), cards=",".join(map(str, answer.emptied)),
                 placed=placed, ms=round(1000 * self._took_s),
             )  # fmt: skip

@@ -101,9 +101,10 @@ class SiteHalves:
         for join in sorted(joins):
             row, column = int(rows[join.guest]), int(columns[join.lane])
             (rank, job), lane = self.asked.guests[row], self.asked.lanes[column]
-            if not self.view.sites.has_room(lane.gpu, job):
+            sites = self.view.sites
+            if not (sites.has_room(lane.gpu, job) and sites.limits.allows(job, lane.resident)):
                 continue
-            self.view.sites.take(lane.gpu, job)
+            sites.take(lane.gpu, job, lane.resident)
             self._waits[row] = self._free[column] = False
             gpu = self.view.snapshot.gpus[lane.gpu]
             how = How.SUCCEEDS if join.succeeds else How.BESIDE if gpu.occupants else How.TOGETHER
@@ -239,6 +240,12 @@ class SiteFit:
 
     def staying(self, columns: Ints) -> Bools:
         return np.array([not self.sites.gpus[gpu].vacating for gpu in self.gpus[columns].tolist()], bool)
+
+    def limits(self, rows: Ints, columns: Ints) -> Bools:
+        if not self.sites.limited:
+            return np.ones((1, 1), bool)
+        allows, lanes = self.sites.limits.allows, [self.lanes[j].resident for j in columns.tolist()]
+        return np.array([[allows(self.jobs[i], resident) for resident in lanes] for i in rows.tolist()], bool)
 
     def owners(self, rows: Ints, columns: Ints) -> Bools:
         who = self.settings.share_across

@@ -216,7 +216,7 @@ class BackgroundRefit:
         try:
             refit.run()
         except (np.linalg.LinAlgError, ValueError, FloatingPointError) as error:
-            log.warning("refit", error=str(error), kept="what was learned step by step")
+            log.info("refit", error=str(error), kept="what was learned step by step")
 
 
 def telemetry_of(profiles: Collection[Profile]) -> Telemetry:

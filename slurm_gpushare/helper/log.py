@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +37,42 @@ def info(event: str, **fields: Any) -> None:
 
 def warning(event: str, **fields: Any) -> None:
     LOGGER.warning("%s", line(event, **fields))
+
+
+# What may happen to hundreds of jobs at once: one line of each kind a tick, with counts in place of copies.
+
+
+_NOTED: dict[tuple[str, str], list[dict[str, Any]]] = {}
+_FEW = 4
+"""So many different values are counted one by one; of more only that they differ is known."""
+_NAMED = 8
+
+
+def noted(event: str, **fields: Any) -> None:
+    """As `info`, together with the others of its event and outcome at the next `flush`; each by itself for -v."""
+    LOGGER.debug("%s", line(event, **fields))
+    _NOTED.setdefault((event, str(fields.get("outcome", ""))), []).append(fields)
+
+
+def flush() -> None:
+    """Write what was noted. A single event is written as it is."""
+    noted_now = list(_NOTED.items())
+    _NOTED.clear()
+    for (event, _), lines in noted_now:
+        if len(lines) == 1:
+            info(event, **lines[0])
+            continue
+        names = dict.fromkeys(name for fields in lines for name in fields if name != "job")
+        values = {name: Counter(str(f[name]) for f in lines if f.get(name) is not None) for name in names}
+        counted = {name: _counts(found) for name, found in values.items() if 0 < len(found) <= _FEW}
+        jobs = [str(fields["job"]) for fields in lines if "job" in fields]
+        more = ",..." if len(jobs) > _NAMED else ""
+        info(event, count=len(lines), **counted, jobs=",".join(jobs[:_NAMED]) + more if jobs else None)
+
+
+def _counts(found: Counter[str]) -> str:
+    """``alone:3,beside:5``; the value alone where there is one."""
+    return next(iter(found)) if len(found) == 1 else ",".join(f"{value}:{count}" for value, count in found.items())
 
 
 # Work beside the ticks must not slow them.

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper import snapshot as snap
@@ -108,6 +109,7 @@ def _workload(job: Job, token: str | None, known: TokenFacts, facts: QueueFacts,
     )
 
 
+AnyJob = TypeVar("AnyJob", snap.Occupant, snap.PendingJob)
 _STRANGER = snap.Occupant("?", snap.Workload(), whole=True)
 
 
@@ -232,6 +234,16 @@ def _rank(job: Job, tiers: Mapping[str, int], rules: PreemptionRules) -> tuple[i
     return -rules.may_preempt(job), -tier, -job.priority, job.raw_id, job.task_id or 0
 
 
+def _limited(item: AnyJob, of_job: Mapping[str, tuple[str, ...]]) -> AnyJob:
+    """The same with the limits that it counts for; jobs of others are Slurm's to limit."""
+    limits = of_job.get(item.key, ()) if item.workload.token is not None else ()
+    own = replace(item, workload=replace(item.workload, limits=limits))
+    if isinstance(own, snap.PendingJob) and own.measured is not None:
+        measured = {model: replace(workload, limits=limits) for model, workload in own.measured.items()}
+        own = replace(own, measured=measured)
+    return own
+
+
 def observe(
     jobs: Collection[Job],
     nodes: Collection[Node],
@@ -256,6 +268,16 @@ def observe(
         never_together=facts.never_together,
     )
     by_key = {job.key: job for job in jobs}
+    of_job, room = facts.limits.room(jobs, cards)
+    if room:
+        snapshot = replace(
+            snapshot,
+            limits=room,
+            pending=tuple(_limited(item, of_job) for item in snapshot.pending),
+            gpus=tuple(
+                replace(gpu, occupants=tuple(_limited(item, of_job) for item in gpu.occupants)) for gpu in snapshot.gpus
+            ),
+        )
     if vacating := wanted_cards(facts.preemption, by_key, cards, snapshot):
         gpus = (replace(gpu, vacating=GpuAddress(gpu.node, gpu.index) in vacating) for gpu in snapshot.gpus)
         snapshot = replace(snapshot, gpus=tuple(gpus))

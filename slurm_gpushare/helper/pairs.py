@@ -321,7 +321,7 @@ def _ends(over: Collection[Span], slurm: Slurm, otherwise_s: Mapping[int, float]
     try:
         ended = {job.raw_id: job.end_s for job in slurm.jobs(map(str, ids)) if not job.running and job.end_s}
     except SlurmError as error:
-        log.warning("ended-jobs", message=error.what)
+        log.info("ended-jobs", message=error.what)
         ended = {}
     ends = {}
     for span in over:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.helper.gpu_limits import LimitLedger
 from slurm_gpushare.helper.snapshot import Gpu, GpuPlace, NodeRoom, Occupant, PendingJob, Snapshot
 
 
@@ -28,6 +29,8 @@ def hand_out(sites: Sites, empty: Ints, queue: Iterable[tuple[int, PendingJob]])
     for rank, job in queue:
         if left == 0:
             break
+        if not sites.limits.allows(job, None):
+            continue
         shape = (sites.demand(job), job.cpus, job.node_mem_mib, job.workload.limit_s, job.gpus, job.workload.width)
         start = looked.get(shape, 0)
         if start == len(empty):
@@ -97,6 +100,7 @@ class Sites:
         self.cpus = np.array([node.cpus_free for node in self.nodes], np.int64)
         self.mem_mib = np.array([node.mem_free_mib for node in self.nodes], np.int64)
         self.reserved_in_s: Floats = np.array([node.reserved_from_s - snapshot.now_s for node in self.nodes], float)
+        self.limited, self.limits = bool(snapshot.limits), LimitLedger(snapshot.limits)
         self._admitting: dict[Demand, Bools] = {}
 
     def demand(self, job: PendingJob) -> Demand:
@@ -143,8 +147,9 @@ class Sites:
         both: Bools = room & allowed
         return both
 
-    def take(self, gpu: int, job: PendingJob) -> None:
-        """Book CPUs and memory."""
+    def take(self, gpu: int, job: PendingJob, beside: Occupant | None = None) -> None:
+        """Book CPUs, memory, and what it counts for limits."""
+        self.limits.take(job, beside)
         self.cpus[self.node[gpu]] -= job.cpus
         self.mem_mib[self.node[gpu]] -= job.node_mem_mib
 

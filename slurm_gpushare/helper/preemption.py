@@ -138,7 +138,9 @@ def _victims(use: CardUse, rules: PreemptionRules, preemptor: Job, now_s: float)
         terms = rules.terms(share.job, preemptor)
         if share.job.state == "COMPLETING":
             continue
-        if terms is None or share.whole or rules.exempt(share.job, terms, now_s):
+        # Whole cards are Slurm's to free. Up to 23.11.4 the hook asks for them as shards, which Slurm does not manage.
+        whole = share.whole and share.job.shard is None
+        if terms is None or whole or rules.exempt(share.job, terms, now_s):
             return None
         found.append(Victim(share.job, terms))
     return found[::-1]

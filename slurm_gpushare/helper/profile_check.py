@@ -227,7 +227,7 @@ class ProfileWatch:
             if why.feature == MEMORY:
                 self._store.workloads.raise_memory(token_of(job) or "", int(why.seen) + 1)
             other = beside.get(job.raw_id)
-            log.warning(KIND, job=job.key, uid=job.uid, beside=other.key if other else None, why=str(why))
+            log.info(KIND, job=job.key, uid=job.uid, beside=other.key if other else None, why=str(why))
         return [
             explain.noted(job, KIND, now_s, beside.get(job.raw_id), feature=why.feature,
                           seen=round(why.seen, 1), profiled=round(why.profiled, 1))
@@ -258,7 +258,7 @@ class ProfileWatch:
             ]
         )
         for run, uid, why, partner in found:
-            log.warning(KIND, job=run.job_id, uid=uid, beside=partner, why=str(why), ended=True)
+            log.info(KIND, job=run.job_id, uid=uid, beside=partner, why=str(why), ended=True)
         return [
             Decision(
                 run.job_id, int(now_s), KIND, run.node, run.gpu_index, partner,
@@ -320,7 +320,7 @@ class MemoryWatch:
             if total and need + beside > total * usable:
                 self._told.add(job.raw_id)
                 why = f"memory: {need:,.0f} MiB do not fit beside {beside:,.0f} of {total:,.0f}"
-                log.warning("memory", job=job.key, beside=other.key, why=why)
+                log.info("memory", job=job.key, beside=other.key, why=why)
                 decisions += explain.both(job, other, "outgrown", now_s, why)
                 must_go.append((job, other, why))
         return decisions, must_go
@@ -334,7 +334,7 @@ class MemoryWatch:
         try:
             states = {job.key: job.state for job in self._slurm.jobs(keys)}
         except SlurmError as error:
-            log.warning("ended-jobs", message=error.what)
+            log.info("ended-jobs", message=error.what)
             return []
         decisions = []
         for pair, seen in full:
@@ -342,7 +342,7 @@ class MemoryWatch:
                 if states.get(job.key) in _FAILED:
                     need = _needed_mib(seen.records[job.raw_id], seen.records[other.raw_id])
                     self._store.workloads.raise_memory(token_of(job) or "", need)
-                    log.warning("out-of-memory", job=job.key, beside=other.key, mem_mib=need)
+                    log.info("out-of-memory", job=job.key, beside=other.key, mem_mib=need)
                     decisions.append(explain.noted(job, "out-of-memory", now_s, other, mem_mib=need))
         return decisions
 

@@ -10,16 +10,17 @@ import numpy as np
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.durations import UNKNOWN_SITE, UsualScatter, usual_scatter
+from slurm_gpushare.helper.gpu_limits import SiteLimits
 from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.occupancy import GpuAddress, token_of
+from slurm_gpushare.helper.preemption import PreemptionRules
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import OUTSIDERS
 from slurm_gpushare.protocol.record import UNTOLD_MOST_S, Record
-from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.slurm.accounting import Qos
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.runner import AccountingDown
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
 from slurm_gpushare.store.off_cards import off_cards
 from slurm_gpushare.store.store import Store
@@ -73,6 +74,7 @@ class QueueFacts:
     longest_limit_s: Mapping[str, float] = field(default_factory=dict)
     """MaxTime of partitions that have one."""
     preemption: PreemptionRules = field(default_factory=PreemptionRules)
+    limits: SiteLimits = field(default_factory=SiteLimits)
 
     def on(self, model: str, token: str | None) -> TokenFacts:
         """What is known of a token on a GPU model."""
@@ -177,7 +179,7 @@ RESERVATIONS_FOR_S = 60.0
 
 
 class SiteCache:
-    """Partitions, reservations and QOS, so that most ticks ask for none of them: at most one in one tick."""
+    """Partitions, reservations and QOS, so that most ticks ask for none: at most one of the first two in one tick."""
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
@@ -186,6 +188,8 @@ class SiteCache:
         self.reservations: list[Reservation] = []
         self._reservations_at_s = float("-inf")
         self._qos: list[Qos] = []
+        self.limits = SiteLimits()
+        """Limits on GPUs, as far as they were asked for yet."""
         self._qos_at_s = float("-inf")
         self.slurm_conf: Mapping[str, str] = {}
         """Slurm's configuration, as far as it was asked for yet."""
@@ -198,10 +202,10 @@ class SiteCache:
         elif now_s - self._partitions_at_s >= PARTITIONS_FOR_S:
             self._partitions = await Work(self._slurm.partitions)
             self._partitions_at_s = now_s
-        elif now_s - self._qos_at_s >= QOS_FOR_S and self.slurm_conf.get("PreemptType") == "preempt/qos":
+        if now_s - self._qos_at_s >= QOS_FOR_S and self._wants_qos:
             self._qos_at_s = now_s
-            with suppress(AccountingDown):  # what was known goes on to count
-                self._qos = await Work(self._slurm.qos)
+            with suppress(SlurmError):  # what was known goes on to count
+                self._qos, self.limits = await Work(self._accounted, self.slurm_conf)
 
     def _wants_reservations(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> bool:
         known = {name for reservation in self.reservations for name in reservation.nodes}
@@ -216,6 +220,14 @@ class SiteCache:
     def tiers(self) -> Mapping[str, int]:
         """Each partition's PriorityTier."""
         return {partition.name: int(partition.fields.get("PriorityTier", "1")) for partition in self._partitions}
+
+    @property
+    def _wants_qos(self) -> bool:
+        enforced = self.slurm_conf.get("AccountingStorageEnforce", "")
+        return self.slurm_conf.get("PreemptType") == "preempt/qos" or "limits" in enforced or "safe" in enforced
+
+    def _accounted(self, slurm_conf: Mapping[str, str]) -> tuple[list[Qos], SiteLimits]:
+        return self._slurm.qos(), SiteLimits.of(slurm_conf, self._slurm.limits())
 
     @property
     def preemption(self) -> PreemptionRules:

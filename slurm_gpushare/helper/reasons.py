@@ -19,6 +19,7 @@ class Code(StrEnum):
     NO_PARTNER = "no-partner"
     PLACE = "place"
     PREEMPTION = "preemption"
+    LIMIT = "limit"
     OWNERS = "owners"
     MEMORY = "memory"
     TOO_LONG = "too-long"
@@ -60,6 +61,10 @@ _WORDS: Mapping[Code, tuple[str, str]] = {
     Code.PREEMPTION: (
         "the cards that it could join are being freed for a job that may preempt those on them",
         "that job's start",
+    ),
+    Code.LIMIT: (
+        "a limit of its user, account or QOS on GPUs is reached, counted as the cards that its jobs hold",
+        "one of those jobs that ends",
     ),
     Code.OWNERS: ("the site lets only jobs of one user or account share, and none of those has room", "ShareAcross"),
     Code.MEMORY: (

@@ -130,6 +130,9 @@ class Fit(Protocol):
     def staying(self, columns: Ints) -> Bools:
         """Lanes that are not being vacated for a job that may preempt."""
 
+    def limits(self, rows: Ints, columns: Ints) -> Bools:
+        """Whether limits of users, accounts and QOS on GPUs leave them a place there."""
+
     def owners(self, rows: Ints, columns: Ints) -> Bools:
         """Whether the site lets the two owners share."""
 
@@ -239,6 +242,11 @@ def _not_vacated(offers: Offers) -> Bools:
     return _EVERYBODY if fit is None else fit.staying(offers.columns)[None, :]
 
 
+def _within_gpu_limits(offers: Offers) -> Bools:
+    fit = offers.scene.fit
+    return _EVERYBODY if fit is None else fit.limits(offers.rows, offers.columns)
+
+
 def _owners(offers: Offers) -> Bools:
     fit = offers.scene.fit
     return _EVERYBODY if fit is None else fit.owners(offers.rows, offers.columns)
@@ -337,6 +345,7 @@ _EVERYBODY: Bools = np.ones((1, 1), bool)
 RULES: tuple[Rule, ...] = (
     Rule(Code.PLACE, _room),
     Rule(Code.PREEMPTION, _not_vacated),
+    Rule(Code.LIMIT, _within_gpu_limits),
     Rule(Code.OWNERS, _owners),
     Rule(Code.MEMORY, _memory, _need_mib, lambda offers: np.maximum(_free_mib(offers), 0.0)),
     Rule(Code.FORBIDDEN, _never_together),
@@ -356,7 +365,7 @@ RULES: tuple[Rule, ...] = (
 """What must hold of a guest and its resident, in the order in which a job that waits is told."""
 
 LONG_GUEST_RULES = tuple(rule for rule in RULES if rule.code is not Code.TOO_LONG)
-_SITES_OWN = (Code.PLACE, Code.PREEMPTION, Code.OWNERS, Code.MEMORY)
+_SITES_OWN = (Code.PLACE, Code.PREEMPTION, Code.LIMIT, Code.OWNERS, Code.MEMORY)
 HARD_RULES = tuple(rule for rule in RULES if rule.code in (*_SITES_OWN, Code.TIME_LIMIT))
 """What the policies without promises keep to."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 FOREVER = float("inf")
 
@@ -50,6 +51,14 @@ class Workload:
     expected_spread: float = 0.0  # standard deviation of its logarithm; 0: known exactly
     max_isd_pct: float | None = None  # the owner's own cap (gpushare:TOKEN,max=10)
     width: int = 1  # cards of one node that make up its place
+    limits: tuple[str, ...] = ()  # of QOS and associations, those that it counts for
+
+
+class LimitRoom(NamedTuple):
+    """What is left below a limit: cards as they are held, and shards in Slurm's books."""
+
+    cards: float
+    shards: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,8 @@ class Snapshot:
     pending: tuple[PendingJob, ...]
     never_together: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     """Sorted pairs of tokens that broke their promise beside each other."""
+    limits: Mapping[str, LimitRoom] = field(default_factory=dict)
+    """What is left below each limit."""
     mean_duration_s: Mapping[int, float] = field(default_factory=dict)
     """By width, of the jobs submitted lately, long and short; else as in this snapshot, where the long ones are too
     many."""

@@ -28,7 +28,7 @@ from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.helper.promises import let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
-from slurm_gpushare.helper.reasons import Reason, sentence
+from slurm_gpushare.helper.reasons import Reason
 from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
 from slurm_gpushare.helper.state import State
@@ -145,6 +145,7 @@ class Helper:
         with contained("wait", *NOBODY_ANSWERS):
             await self._end_leases(view, placed, report)
         await self._keep_decisions()
+        log.flush()
         report.calls = self._slurm.calls - calls
         report.total_s = time.monotonic() - begun
         return report
@@ -181,7 +182,8 @@ class Helper:
         await self.state.site.refresh(nodes, jobs, now_s)
         reservations, tiers = self.state.site.reservations, self.state.site.tiers
         preemption = replace(self.state.site.preemption, hopeless=self.state.preemptors.hopeless)
-        facts = replace(facts, longest_limit_s=self.state.site.longest_limit_s(), preemption=preemption)
+        site = self.state.site
+        facts = replace(facts, longest_limit_s=site.longest_limit_s(), preemption=preemption, limits=site.limits)
         seen = TickFacts(reservations, facts, tiers)
         view = await Work(observe, jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
         mean_s = self.state.durations.mean_s(view.snapshot)
@@ -203,7 +205,7 @@ class Helper:
         changes = self.state.pairs.follow(current, (job for job in view.jobs.values() if job.running), view.now_s)
         report.pairs = len(changes.now)
         for pair in changes.begun:
-            log.info("pair", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key)
+            log.noted("pair", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key)
         if self.dry_run:
             return
         self.state.spans.keep(changes, view.now_s)
@@ -345,7 +347,7 @@ class Helper:
         changes = ((job, change) for job, change in leased if change is not None)
         async for job, change in self._changer.in_time(changes, "wait"):
             reason = report.reasons.get(job.key)
-            await self._changer.apply(job, change, "wait", report.outcomes, why=sentence(reason) if reason else None)
+            await self._changer.apply(job, change, "wait", report.outcomes, why=reason.code if reason else None)
         self._note_waits(view, report)
 
     async def _keep_decisions(self) -> None:

@@ -217,7 +217,7 @@ class Watch:
         if key in self._told:
             return
         self._told.add(key)
-        log.warning("slowdown", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key, why=why)
+        log.info("slowdown", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key, why=why)
         todo.decisions += explain.both(*whose, "slowed", look.now_s, why)
         if _may_requeue(pair.guest, look.config):
             todo.requeues.append((pair.guest, pair.resident, why))

@@ -263,3 +263,10 @@ def test_no_default_is_in_a_directory_where_anybody_may_be_first() -> None:
     assert [path for path in package.rglob("*.py") if '"/tmp/' in path.read_text()] == []
     for name in ("testbed", "demo", "replay", "scenarios", "chaos"):
         Layout(Path(f"/var/lib/gpushare-{name}")).check()  # short enough for Unix sockets
+
+
+def test_a_directory_that_slurm_user_cannot_enter_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with pytest.raises(BadInput, match="closed is closed to others"):
+        Layout(closed / "bed").check()

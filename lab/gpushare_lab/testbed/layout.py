@@ -123,6 +123,12 @@ class Layout:
             raise BadInput(f"{self.root}: too long for Unix sockets", "Choose a shorter --dir.")
         if any(character in str(self.root) for character in " \t\n\"'%,#[]:\\$`;&|<>()*?="):
             raise BadInput(f"{self.root}: Slurm's files cannot hold this name", "Choose a plain --dir.")
+        way = (path for path in (self.root, *self.root.parents) if path.is_dir() and not path.stat().st_mode & 0o001)
+        if (closed := next(way, None)) is not None:
+            raise BadInput(
+                f"{self.root}: {closed} is closed to others, and slurmctld runs as SlurmUser",
+                f"Run 'chmod o+x {closed}', or choose another --dir, for instance below /tmp.",
+            )
 
     def check_owner(self) -> None:
         """Refuse a directory that somebody else made or can change: what is in it would run as whoever starts it."""
