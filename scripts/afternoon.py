@@ -1,7 +1,8 @@
 """An administrator's afternoon: from a Slurm without us to the first shared job, an upgrade, and back, byte for byte.
 
-``afternoon.py DIST [SUITE]``: DIST holds the Debian packages (make dist). All of it happens on a throw-away Slurm, in a
-copy of that Debian; needs root. Exit code 1 at the first step that does not do what docs/admin-guide.md says.
+``afternoon.py DIST [SUITE [EARLIER]]``: DIST holds the Debian packages (make dist), EARLIER those of a release that is
+upgraded from and gone back to while jobs wait and share. All of it happens on a throw-away Slurm, in a copy of that
+Debian; needs root. Exit code 1 at the first step that does not do what docs/admin-guide.md says.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def install(root: Path, debs: Sequence[Path]) -> None:
     (root / "packages").mkdir(exist_ok=True)
     for deb in debs:
         shutil.copy(deb, root / "packages")
-    chroot(root, "dpkg", "--force-unsafe-io", "-i", *(f"/packages/{deb.name}" for deb in debs))
+    chroot(root, "dpkg", "--force-unsafe-io", "--force-downgrade", "-i", *(f"/packages/{deb.name}" for deb in debs))
     shutil.rmtree(root / "packages")
 
 
@@ -171,7 +172,8 @@ class Afternoon:
         return f"{shown['JobState']} {shown.get('NodeList')} {shown.get('GRES')}"
 
 
-def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> None:
+def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path, later: Sequence[Path] | None = None) -> None:
+    """Everything with `debs`. With `later` ones the upgrade is to these and back, while jobs wait and share."""
     site = Afternoon(bed)
     before = contents(site.etc)
     bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", f"GrpTRES={LIMIT}"])
@@ -190,11 +192,12 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> Non
     site.own_prologs()
     saved = contents(site.etc)
 
-    say("limits come before sharing: slurmctld counts shards, then sacctmgr limits them")
-    site.limits_first()
-    print(f"        GrpTRES of QOS normal: {site.limit()}")
-    if site.limit() != f"{LIMIT},gres/shard=2":
-        sys.exit("afternoon: error: the limit on GPUs has no equivalent in shards")
+    if (site.etc / "limits.gpushare").exists():
+        say("limits come before sharing: slurmctld counts shards, then sacctmgr limits them")
+        site.limits_first()
+        print(f"        GrpTRES of QOS normal: {site.limit()}")
+        if site.limit() != f"{LIMIT},gres/shard=2":
+            sys.exit("afternoon: error: the limit on GPUs has no equivalent in shards")
 
     say("roll out: new types on empty nodes, a store, doctor --first-time")
     site.merge()
@@ -207,14 +210,10 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> Non
     helper = site.helper()
     try:
         share_first_job(site)
-        say("upgrade")
-        install(root, [newer(deb, work) for deb in debs])
-        site.gpushare("configure", "-p", "gpu", "--write", str(site.etc), "--yes")
-        site.gpushare("db", "migrate", user=bed.slurm_user)
-        helper.terminate()
-        helper.wait(60)
-        helper = site.helper()
-        print(f"        {site.gpushare('--version').stdout.strip()}; doctor: nothing fails")
+        if later is None:
+            helper = upgrade(root, site, helper, [newer(deb, work) for deb in debs])
+        else:
+            helper = there_and_back(root, site, helper, debs, later)
     finally:
         helper.terminate()
         helper.wait(60)
@@ -237,6 +236,48 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> Non
     plain = submit(bed, "true", "--gres=gpu:v100:1", "--output=/dev/null", user=USER, cwd=bed.layout.home / USER)
     wait_for(bed, plain, ["COMPLETED"])
     say(f"{len(after)} files of the configuration are as before, byte for byte")
+
+
+def upgrade(
+    root: Path, site: Afternoon, helper: subprocess.Popen[bytes], debs: Sequence[Path]
+) -> subprocess.Popen[bytes]:
+    """As the guide says; returns the new helper."""
+    say("upgrade")
+    install(root, debs)
+    site.gpushare("configure", "-p", "gpu", "--write", str(site.etc), "--yes")
+    site.gpushare("db", "migrate", user=site.bed.slurm_user)
+    helper.terminate()
+    helper.wait(60)
+    helper = site.helper()
+    print(f"        {site.gpushare('--version').stdout.strip()}; doctor: nothing fails")
+    return helper
+
+
+def there_and_back(
+    root: Path, site: Afternoon, helper: subprocess.Popen[bytes], debs: Sequence[Path], later: Sequence[Path]
+) -> subprocess.Popen[bytes]:
+    """Up to `later` and back to `debs`, each time with two jobs on the card and one that waits; none is lost."""
+    backup = site.ours / "before.backup"
+    for back in (False, True):
+        say(f"jobs that share and one that waits, {'back to the earlier release' if back else 'upgrade'}")
+        jobs = [site.train("long-one", LONG_S)]
+        wait_for(site.bed, jobs[0], ["RUNNING"], timeout_s=120)
+        jobs.append(site.train("short-one", SHORT_S + 20))
+        wait_for(site.bed, jobs[1], ["RUNNING"], timeout_s=60)
+        jobs.append(site.train("short-one", SHORT_S))
+        if not back:
+            site.gpushare("db", "backup", str(backup), user=site.bed.slurm_user)
+            helper = upgrade(root, site, helper, later)
+        else:
+            helper.terminate()
+            helper.wait(60)
+            install(root, debs)
+            site.gpushare("configure", "-p", "gpu", "--write", str(site.etc), "--yes")
+            site.gpushare("db", "restore", str(backup), "--yes", user=site.bed.slurm_user)
+            helper = site.helper()
+        wait_for(site.bed, jobs, ["COMPLETED"], timeout_s=600)
+        print(f"        {site.gpushare('--version').stdout.strip()}: {len(jobs)} jobs completed")
+    return helper
 
 
 def known_workloads(site: Afternoon) -> int:
@@ -264,10 +305,15 @@ def share_first_job(site: Afternoon) -> None:
     print("        " + site.gpushare("report", user=site.bed.slurm_user).stdout.strip().splitlines()[0])
 
 
-def main(dist: Path, suite: str) -> None:
+def packages(dist: Path) -> list[Path]:
     debs = sorted(dist.glob("slurm-gpushare*_amd64.deb"), key=lambda path: len(path.name))
     if len(debs) != 2:
         sys.exit(f"afternoon: error: {dist}: {len(debs)} packages. Run 'make dist'.")
+    return debs
+
+
+def main(dist: Path, suite: str, earlier: Path | None) -> None:
+    debs = packages(dist)
     original = root_of(suite, say)
     with tempfile.TemporaryDirectory(prefix="gs-", dir="/tmp") as top:
         Path(top).chmod(0o755)
@@ -276,10 +322,11 @@ def main(dist: Path, suite: str) -> None:
         os.environ["GPUSHARE_CACHE"] = top
         bed = Testbed(Path(top, "bed")).up(Shape(nodes=1, gpus=1), suite=suite, plain=True)
         try:
-            afternoon(Path(top, suite), bed, debs, Path(top))
+            first = packages(earlier) if earlier else debs
+            afternoon(Path(top, suite), bed, first, Path(top), debs if earlier else None)
         finally:
             bed.down(purge=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "trixie")
+    main(Path(sys.argv[1]), (sys.argv[2:] or ["trixie"])[0], Path(sys.argv[3]) if len(sys.argv) > 3 else None)

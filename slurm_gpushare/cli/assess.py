@@ -37,7 +37,7 @@ from slurm_gpushare.cli.console import (
 )
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.text import WIDTH, duration_text, durations, hours, hours_span, span
-from slurm_gpushare.report.assess_page import isd, render_assessment, why_nobody_shares
+from slurm_gpushare.report.assess_page import isd, remarks, render_assessment, why_nobody_shares
 from slurm_gpushare.report.pages import Origin
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm, connect
@@ -164,7 +164,7 @@ def _of_trace(path: Path) -> list[PastJob]:
         if job.gpus > MOST_GPUS or job.duration_s > MOST_S:
             raise BadInput(f"{path}: a job of {job.gpus:g} GPUs for {job.duration_s:g} s cannot be")
     return [
-        PastJob(path.stem[:20], job.submit_s, job.duration_s, job.gpus, job.group or str(i % 200), None, job.fraction)
+        PastJob(path.stem, job.submit_s, job.duration_s, job.gpus, job.group or str(i % 200), None, job.fraction)
         for i, job in enumerate(jobs)
     ]
 
@@ -236,6 +236,7 @@ def _text(found: Sequence[Assessment], document: dict[str, Any]) -> str:
             f"{item.partition}: mean wait {duration_text(item.plain_wait_s)} in the simulator without sharing{seen},"
             f" {durations(asdict(item.wait_s))} with it"
         )
+        lines += remarks(asdict(item))
         if why := why_nobody_shares(asdict(item)):
             lines.append(f"{item.partition}: {why}")
         if item.jobs < item.all_jobs:

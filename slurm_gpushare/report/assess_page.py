@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurm_gpushare.protocol import text
@@ -22,6 +22,21 @@ def why_nobody_shares(item: Partition) -> str:
     return f"on {cards} {waits}, so that nobody shares; --gpus N shows what sharing would do on fewer cards"
 
 
+def remarks(item: Partition) -> Iterator[str]:
+    """What must be known before any figure of a partition is believed."""
+    if item["load"] > 1.0:
+        cards = counted(item["gpus"], "GPU")
+        yield (
+            f"{item['partition']}: these jobs need {item['load']:.1f} times the hours that {cards} have in this time:"
+            " the queue only grows, and no wait means anything; --gpus sets another number"
+        )
+    if item["wide_jobs_pct"] > 0:
+        yield (
+            f"{item['partition']}: jobs of several GPUs, {item['wide_jobs_pct']:.0f} % of the jobs and"
+            f" {item['wide_hours_pct']:.0f} % of the GPU hours, share with nobody here"
+        )
+
+
 def isd(item: Partition) -> str:
     """Slow-down; of nobody it is unknown, not 0."""
     return span(item["isd_mean_pct"], ".0f", " %") if item["shared_pct"]["high"] > 0 else "---"
@@ -39,6 +54,7 @@ def render_assessment(document: Mapping[str, Any], origin: Origin) -> str:
         period=document["period"],
         origin=origin,
         jobs=jobs,
+        notes=[f"{note}." for item in found for note in remarks(item)],
         nobody="; ".join(f"{item['partition']}: {why_nobody_shares(item)}" for item in found) if nobody else "",
         saved=hours_span(total["saved_gpu_h"]),
         saved_pct=span(total["saved_pct"], ".0f", " %"),

@@ -38,7 +38,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     found.filters |= {
         "px": lambda value: f"{value:.1f}", "g": lambda value: f"{value:g}", "short": short,
-        "fitting": fitting, "colour": cluster_colour, "cluster": text.cluster_name,
+        "colour": cluster_colour, "cluster": text.cluster_name,
         "per_cent": lambda value: _unbroken(text.per_cent(value)), "hours": lambda value: _unbroken(text.hours(value)),
         "duration": lambda value: _unbroken(text.duration_text(value)), "counted": text.counted,
         "energy": text.energy, "n": lambda value: f"{value:,}",
@@ -121,12 +121,6 @@ def time_ticks(start_s: float, end_s: float, most: int = 8) -> list[tuple[float,
         found.append((at.timestamp(), at.strftime(form)))
         at += timedelta(days=step)
     return found
-
-
-def fitting(text: str, width: float) -> str:
-    """As many of its letters as have room."""
-    most = int(width / LETTER)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def short(value: float) -> str:

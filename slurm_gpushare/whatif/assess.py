@@ -7,6 +7,7 @@ times, and what comes of it is told as a band. Durations count as unknown but fo
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,8 @@ class PastJob:
     token: str | None = None
     """Of a job that would share, where the site knows it."""
     limit_s: float | None = None
+    held: float | None = None
+    """The cards that it held, where that is another number than `gpus`: half a card, if it shared one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,11 @@ class Assessment:
     all_jobs: int
     """Before the period was cut to what can be simulated."""
     single_gpu_pct: float
+    wide_jobs_pct: float
+    """Jobs of several GPUs, which share with nobody here; and their part of the GPU hours."""
+    wide_hours_pct: float
+    load: float
+    """GPU hours of the jobs over those that the cards have in this time."""
     gpus: int
     days: float
     gpu_hours: float
@@ -81,15 +89,17 @@ class Assessment:
 
 
 def cards_of(job: AccountedJob) -> int:
-    """A sharer counts as one."""
-    return job.gpus or (1 if job.shards else 0)
+    """Those that it would have by itself: a sharer one, a gang all of its node's."""
+    return job.gpus or (job.cards if job.shards else 0)
 
 
 def past_job(job: AccountedJob) -> PastJob:
     """As accounting has it; its wait begins when it could have started."""
     eligible_s = job.submit_s if job.eligible_s is None else max(job.submit_s, job.eligible_s)
     wait_s = max((job.start_s or 0) - eligible_s, 0)
-    return PastJob(job.partition, eligible_s, job.elapsed_s, cards_of(job), job.user, wait_s)
+    # With two shards a card. 22.05 may count too many of a job that was moved while it waited.
+    held = None if job.gpus else min(job.cards, job.shards / 2.0)
+    return PastJob(job.partition, eligible_s, job.elapsed_s, cards_of(job), job.user, wait_s, held=held)
 
 
 def shipped_pairs() -> MeasuredPairs:
@@ -107,16 +117,17 @@ def shipped_pairs() -> MeasuredPairs:
 
 def most_in_use(jobs: Iterable[PastJob]) -> int:
     """The most GPUs that were in use at once: how many the partition has at least."""
-    ends: list[tuple[float, int]] = []
-    used = most = 0
+    ends: list[tuple[float, float]] = []
+    used = most = 0.0
     for job in sorted(jobs, key=lambda job: job.submit_s + (job.wait_s or 0.0)):
         start_s = job.submit_s + (job.wait_s or 0.0)
         while ends and ends[0][0] <= start_s:
             used -= heapq.heappop(ends)[1]
-        used += job.gpus
-        heapq.heappush(ends, (start_s + job.duration_s, job.gpus))
+        held = job.gpus if job.held is None else job.held
+        used += held
+        heapq.heappush(ends, (start_s + job.duration_s, held))
         most = max(most, used)
-    return most
+    return math.ceil(most)
 
 
 def deal(jobs: Sequence[PastJob], pairs: MeasuredPairs, gpus: int, seed: int, opt_in_pct: float) -> SimulatedJobs:
@@ -175,13 +186,20 @@ def assess_partition(
         work = deal(ordered, pairs, cards, seed, opt_in_pct)
         found.append(metrics(run(work, Gpushare(work, seed, options), progress)))
     hours = float(np.sum(first.duration_s * first.num_gpus)) / 3600.0
+    wide = first.num_gpus > 1
+    wide_hours = float(np.sum((first.duration_s * first.num_gpus)[wide])) / 3600.0
+    last_s = max(job.submit_s for job in ordered) - ordered[0].submit_s
+    there_h = cards * max(last_s, float(first.duration_s.max())) / 3600.0
     saved = [plain["busy_gpu_hours"] - figures["busy_gpu_hours"] for figures in found]
     waits = [job.wait_s for job in ordered if job.wait_s is not None]
     return Assessment(
         partition=name,
         jobs=len(ordered),
         all_jobs=len(jobs),
-        single_gpu_pct=100.0 * float(np.mean(first.num_gpus == 1)),
+        single_gpu_pct=100.0 * float(np.mean(~wide)),
+        wide_jobs_pct=100.0 * float(np.mean(wide)),
+        wide_hours_pct=100.0 * wide_hours / hours if hours else 0.0,
+        load=hours / there_h if there_h else 0.0,
         gpus=cards,
         days=(ordered[-1].submit_s - ordered[0].submit_s) / 86400.0,
         gpu_hours=hours,

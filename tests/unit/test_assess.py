@@ -18,7 +18,7 @@ from slurm_gpushare.cli.main import main
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.runner import ControllerDown
-from slurm_gpushare.whatif.assess import PastJob, assess_partition, deal, most_in_use, shipped_pairs
+from slurm_gpushare.whatif.assess import PastJob, assess_partition, deal, most_in_use, past_job, shipped_pairs
 from slurm_gpushare.whatif.jobs import make_workload
 from slurm_gpushare.whatif.traces import read_any_trace, read_jobs
 
@@ -246,3 +246,21 @@ def test_a_job_that_cannot_be_is_a_damaged_file(tmp_path: Path, capsys: pytest.C
         main(["assess", "--trace", str(trace)])
     assert ended.value.code == 2
     assert "cannot be" in capsys.readouterr().err
+
+
+def test_on_a_site_that_shares_cards_are_counted_and_not_sharers() -> None:
+    sharers = [past_job(replace(accounted(n), start_s=1000, gpus=0, shards=1)) for n in range(12)]
+    assert most_in_use(sharers) == 6
+    assert {job.gpus for job in sharers} == {1}, "each would have one by itself"
+
+
+def test_overload_and_jobs_of_several_gpus_are_said_before_all_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{10 * n},3600,{4 if n % 10 == 0 else 1}\n" for n in range(100))
+    trace = written(tmp_path, "submit_s,duration_s,num_gpus\n" + rows)
+    with pytest.raises(SystemExit):
+        main(["assess", "--draws", "1", "--trace", str(trace), "--gpus", "4"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "these jobs need 32.5 times the hours that 4 GPUs have" in said
+    assert "10 % of the jobs and 31 % of the GPU hours, share with nobody here" in said
