@@ -9,7 +9,7 @@ SUITES ?= bookworm trixie forky
 DATA := $(abspath $(or $(GPUSHARE_DATA),../shared/data))
 PAPER_DATA := $(if $(wildcard $(DATA)/rtx3090_pairs.csv),--pairs $(DATA)/rtx3090_pairs.csv --profiles $(DATA)/rtx3090_profiles.csv)
 
-.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix dist test-packages afternoon reference docs pypi setup clean
+.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix vendor-tests dist test-packages afternoon reference docs pypi setup clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,6 +57,10 @@ bench: setup ## benchmarks; results in out/bench
 
 matrix: setup ## every way to ask for GPUs, without us, with us, and with us broken; tables in out/matrix
 	for suite in $(SUITES); do $(READABLE) $(PY) scripts/request_matrix.py $$suite out/matrix/$$suite.md || exit 1; done
+
+vendor-tests: setup ## SchedMD's own tests on plain Slurm and with us: SLURM_SOURCE=DIR is a source tree of 22.05, 24.11 or 26.05
+	dpkg -s expect python3-pytest python3-pexpect python3-requests >/dev/null || apt-get install -y expect python3-pytest python3-pexpect python3-requests
+	$(READABLE) $(PY) scripts/vendor_tests.py $(SLURM_SOURCE) out/vendor-tests.txt $(TESTS)
 
 dist: setup ## the wheel, Debian packages and RPMs, in dist/
 	$(PY) packaging/build.py

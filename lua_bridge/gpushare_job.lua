@@ -67,16 +67,10 @@ for name, kind in pairs(M.WRITABLE) do
 end
 
 -- Of a job that exists already and is being changed. Its request counts when it moves to another partition.
-M.RECORD = {
-  admin_comment = TEXT,
-  features = TEXT,
-  partition = TEXT,
-  time_limit = BITS32,
-  tres_per_job = TEXT,
-  tres_per_node = TEXT,
-  tres_per_socket = TEXT,
-  tres_per_task = TEXT,
-}
+M.RECORD = {}
+for name in ("admin_comment features partition time_limit tres_per_job tres_per_node tres_per_socket tres_per_task"):gmatch("%S+") do
+  M.RECORD[name] = M.DESC[name]
+end
 
 -- Of a partition. Whether it has nodes that share decides, not its name. The rest is how many CPUs a job may have there.
 M.PARTITION = { flag_default = NUMBER, max_cpus_per_node = BITS32, nodes = TEXT, total_cpus = NUMBER, total_nodes = NUMBER }

@@ -66,7 +66,6 @@ M.PLACES = {
 }
 
 M.SINCE = {
-  explains_refusals = 230200,
   gpu_becomes_shard = 230206,
   writes_gres_with_slash = 231100,
   counts_shards_per_gpu = 231102,

@@ -23,12 +23,10 @@ local function close()
   connection = nil
 end
 
+-- mode=ro: neither creates nor writes. Where SQLite takes no URIs, this names a directory "file:" that does not exist, so
+-- that the worst outcome is an error.
 local function uri(path)
-  -- mode=ro: neither creates nor writes. Where SQLite takes no URIs, this names a directory "file:" that does not
-  -- exist, so that the worst outcome is an error.
-  return "file:" .. path:gsub("[%%?#]", function(char)
-    return string.format("%%%02X", char:byte())
-  end) .. "?mode=ro"
+  return "file:" .. path:gsub("%%", "%%25"):gsub("%?", "%%3F"):gsub("#", "%%23") .. "?mode=ro"
 end
 
 local function open(path)

@@ -21,7 +21,7 @@ local function load(name)
   return loaded[name]
 end
 
-local jobs, request, share, sites, since, slurm_uid
+local jobs, request, share, sites, slurm_uid, since
 
 -- slurmctld runs as SlurmUser, and so does the helper.
 local function own_uid()
@@ -60,10 +60,8 @@ local function tell(message)
   end
 end
 
-local function refuse(message, quietly)
-  if not quietly then
-    tell(message)
-  end
+local function refuse(message)
+  tell(message) -- Slurm before 23.02 drops it
   return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
 end
 
@@ -115,9 +113,26 @@ local function take_part(job, settings, part_list, consent)
   if found.wanted then
     jobs.apply(job.desc, found.wanted, found.for_script)
   end
-  tell(found.line)
-  tell(found.cpus_line)
+  if not job.is_doomed then
+    tell(found.line)
+    tell(found.cpus_line)
+  end
   return found.reason
+end
+
+-- Whether Slurm will refuse the job, as far as can be seen from here: it asks for more GPUs of a node than there are, or for
+-- a partition that is not there for this user. Then Slurm has the word, and nobody is told that the job runs or shares.
+local function is_doomed(asked, place, part_list, settings)
+  local doomed = false
+  for _, name in ipairs(place.list) do
+    doomed = doomed or (part_list or {})[name] == nil
+  end
+  for field, items in pairs(asked) do
+    for _, item in ipairs(field ~= "tres_per_job" and items or {}) do
+      doomed = doomed or item.name == "gpu" and (item.count or 0) > settings.gpus_per_node
+    end
+  end
+  return doomed
 end
 
 -- What becomes of a job that asks for `gpus` or whose comment speaks of us: the model is rewritten, and the job shares
@@ -165,9 +180,10 @@ local function submit(job_desc, part_list, submit_uid)
     return refuse(RAW_SHARDS)
   end
   local job = { desc = job_desc, read = read, asked = asked, partitions = place.list }
+  job.is_doomed = settings and is_doomed(asked, place, part_list, settings)
   local reason, must_know = rewrite(job, gpus, settings, place, part_list, consent)
   reason = malformed or reason
-  if reason and (answer or must_know) then
+  if reason and (must_know or (answer and not job.is_doomed)) then
     tell("not shared: " .. reason .. ". The job runs as written.")
   end
   return slurm.SUCCESS
@@ -285,7 +301,7 @@ local function modify(job_desc, job_rec, part_list, modify_uid)
   local read, is_given = jobs.reader(job_desc, jobs.DESC)
   local speaks, too_long = request.speaks_of_gpus(read)
   if too_long then
-    return refuse(nil, true)
+    return refuse(TOO_LONG:format(jobs.LONGEST))
   end
   local settings = current_settings()
   local record = jobs.reader(job_rec, jobs.RECORD)
@@ -294,8 +310,7 @@ local function modify(job_desc, job_rec, part_list, modify_uid)
   local change = { desc = job_desc, read = read, is_given = is_given, record = record, kinds = request.kinds(asked) }
   local why = refusal(change, place, settings)
   if why then
-    local quietly = not settings or settings.slurm_version < since.explains_refusals -- a message would be dropped
-    return refuse(why, quietly)
+    return refuse(why)
   elseif place.ours and speaks then
     rewrite_model(job_desc, asked, settings, read("features") or record("features"))
   end

@@ -51,9 +51,6 @@ class Capability:
 
 
 CAPABILITIES = {
-    "explains_refusals": Capability(
-        Release(23, 2), "A refused change may say why; before, Slurm drops a message that comes with an error."
-    ),
     "gpu_becomes_shard": Capability(
         Release(23, 2, 6),
         "A pending job's gpu:1 may be updated to shards, and untyped shards to typed ones: updates start from an empty "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -62,53 +62,34 @@ def pairs(line: str) -> dict[str, str]:
 
 
 _RELATIVE = re.compile(r"now(?:([+-])(\d+)(seconds?|minutes?|hours?|days?|weeks?)?)?")
-# What each form leaves unsaid comes from today.
 _FORMS = (
-    (re.compile(r"\d{4}-\d\d-\d\d"), "%Y-%m-%d"),
-    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d"), "%Y-%m-%dT%H:%M"),
-    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"), "%Y-%m-%dT%H:%M:%S"),
-    (re.compile(r"\d{6}"), "%m%d%y"),
-    (re.compile(r"\d\d/\d\d/\d\d"), "%m/%d/%y"),
-)
-_YEARLESS = ((re.compile(r"\d{4}"), "%m%d"), (re.compile(r"\d\d/\d\d"), "%m/%d"))
-_DATELESS = ((re.compile(r"\d\d:\d\d"), "%H:%M"), (re.compile(r"\d\d:\d\d:\d\d"), "%H:%M:%S"))
-
-
-def _read(word: str, forms: Sequence[tuple[re.Pattern[str], str]]) -> datetime | None:
-    for pattern, form in forms:
-        if pattern.fullmatch(word):
-            try:
-                return datetime.strptime(word.replace(" ", "T"), form)
-            except ValueError:
-                return None
-    return None
+    "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%m%d%y", "%m/%d/%y", "%m%d", "%m/%d", "%H:%M", "%H:%M:%S",
+)  # fmt: skip
+"""What each form leaves unsaid comes from today."""
+_HOURS = {"today": 0, "midnight": 0, "noon": 12, "teatime": 16}
 
 
 def parse_time(text: str, now: datetime | None = None) -> datetime:
     """The local time that `text` means, in the forms that sacct(1) lists; BadInput for any other."""
     now = now or datetime.now()
     word = text.strip()
-    lowered = word.lower()
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    words = {
-        "today": midnight,
-        "midnight": midnight,
-        "noon": midnight.replace(hour=12),
-        "teatime": midnight.replace(hour=16),
-    }
-    if lowered in words:
-        return words[lowered]
-    if relative := _RELATIVE.fullmatch(lowered):
+    if (hour := _HOURS.get(word.lower())) is not None:
+        return midnight.replace(hour=hour)
+    if relative := _RELATIVE.fullmatch(word.lower()):
         sign, amount, unit = relative.groups()
-        name = (unit or "seconds").rstrip("s") + "s"
-        delta = timedelta(**{name: int(amount or 0)})
+        delta = timedelta(**{(unit or "seconds").rstrip("s") + "s": int(amount or 0)})
         return now - delta if sign == "-" else now + delta
-    if found := _read(word, _FORMS):
-        return found
-    if found := _read(word, _YEARLESS):
-        return found.replace(year=now.year)
-    if found := _read(word, _DATELESS):
-        return midnight.replace(hour=found.hour, minute=found.minute, second=found.second)
+    for form in _FORMS:
+        if len(word) != len(now.strftime(form)):
+            continue
+        try:
+            found = datetime.strptime(word.replace(" ", "T"), form)
+        except ValueError:
+            continue
+        if "d" not in form:
+            return midnight.replace(hour=found.hour, minute=found.minute, second=found.second)
+        return found if "y" in form.lower() else found.replace(year=now.year)
     raise BadInput(f"'{text}' is not a time", "Write YYYY-MM-DD[THH:MM[:SS]], HH:MM, MM/DD, today or now-7days.")
 
 

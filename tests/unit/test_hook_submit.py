@@ -360,3 +360,10 @@ def test_model_needs_no_configuration_file(hook: LuaHook) -> None:
     assert [answer.fields for answer in found[3:]] == [{}, {}, {}]  # other nodes, another model, two models
     (changed,) = hook.answers(MODELS + 'run.modify({tres_per_node="gres/gpu:v100:1"}, {partition="gpu"})')
     assert changed.fields == {"tres_per_node": "gres/gpu:1", "features": "v100"}
+
+
+def test_a_job_that_slurm_will_refuse_gets_no_word_of_ours(hook: LuaHook) -> None:
+    """More GPUs of a node than there are, or a partition that is not there: Slurm says why, and only Slurm."""
+    for desc in ({"tres_per_node": "gres/gpu:999"}, {"tres_per_job": "gres/gpu:1", "partition": "nowhere"}):
+        assert hook.submit(**SHARED, **desc).said == []
+    assert hook.submit(**SHARED, tres_per_job="gres/gpu:3").said, "on two nodes there are as many"
