@@ -35,64 +35,6 @@ class Paused:
         return f"{self.since_s}{'s' if self.by_signal else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """What we know of a job that took part in sharing."""
-
-    probe: bool = False
-    """The token was unknown at submission: the job runs on a whole GPU and is profiled."""
-    cluster: int | None = None
-    token: str | None = None
-    original: str | None = None
-    """The request to restore, without Slurm's ``gres/`` prefix: ``gpu:1``; before 23.11 ``shard:v100_0:2``.
-    Of a gang what it asks of each of its cards."""
-    gang: int | None = None
-    """GPUs of a job that asked for all of a node's; None: it asked for one."""
-    nodes: str | None = None
-    """The user's own node list (-w), if any, to restore with it."""
-    lease: bool = False
-    """begin_time is ours, and nobody has ended it yet."""
-    max_isd_pct: int | None = None
-    """The slow-down that the user accepts, where less than the site's promise (``gpushare:TOKEN,max=10``)."""
-    placed: str | None = None
-    """Where the helper put it: ``node:index``; of a gang its node and the first of its cards."""
-    nice: int | None = None
-    """The user's own nice value, while ours is in its place."""
-    successor: bool = False
-    """Placed beside a job that ends soon, to have the card after it: a resident's promise, not a guest's."""
-    given_min: int = 0
-    """Minutes that we added to its time limit, for time that sharing cost it."""
-    paused: Paused | None = None
-    """While it is paused by us. A job that is suspended without this was suspended by somebody else."""
-    paused_before_s: int = 0
-    """How long it was paused by us before, in all."""
-    stopped_before_s: int = 0
-    """Of that, how long it was stopped by a signal, while its clock ran on."""
-    requeue: bool = False
-    """Its owner lets us requeue it: ``--requeue`` or ``requeue=yes``, in the owner's own words."""
-    extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Fields of later releases, kept as they are."""
-
-    def paused_s(self, now_s: float) -> float:
-        """How long we have paused it, in all."""
-        return self.paused_before_s + (max(now_s - self.paused.since_s, 0.0) if self.paused else 0.0)
-
-    def stopped_s(self, now_s: float) -> float:
-        """Of that, how long its clock ran on, since it was stopped by a signal."""
-        now = max(now_s - self.paused.since_s, 0.0) if self.paused and self.paused.by_signal else 0.0
-        return self.stopped_before_s + now
-
-    def suspended_s(self, now_s: float) -> float:
-        """Of that, how long it was suspended: Slurm leaves this time out of its elapsed time."""
-        return self.paused_s(now_s) - self.stopped_s(now_s)
-
-    def __str__(self) -> str:
-        values = ((LETTERS[f.name], getattr(self, f.name), f.default) for f in fields(self) if f.name in LETTERS)
-        parts = [f"{letter}={1 if value is True else value}" for letter, value, default in values if value != default]
-        parts += [f"{name}={value}" for name, value in self.extra.items()]
-        return PREFIX + ";".join((["probe"] if self.probe else []) + parts)
-
-
 def _text(text: str) -> str | None:
     return text
 
@@ -115,24 +57,71 @@ def _paused(text: str) -> Paused | None:
     return None if since_s is None else Paused(since_s, text.endswith("s"))
 
 
-_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "c": ("cluster", _integer),
-    "t": ("token", _text),
-    "o": ("original", _text),
-    "k": ("gang", _integer),
-    "w": ("nodes", _text),
-    "l": ("lease", _flag),
-    "m": ("max_isd_pct", _integer),
-    "g": ("placed", _text),
-    "n": ("nice", _signed),
-    "h": ("successor", _flag),
-    "x": ("given_min", _integer),
-    "p": ("paused", _paused),
-    "q": ("paused_before_s", _integer),
-    "s": ("stopped_before_s", _integer),
-    "r": ("requeue", _flag),
-}
-LETTERS = {attribute: letter for letter, (attribute, _) in _FIELDS.items()}
+def _written(letter: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+    """A field of the tag: how it is written, and how its text is read."""
+    return field(default=default, metadata={"letter": letter, "parse": parse})
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What we know of a job that took part in sharing."""
+
+    probe: bool = False
+    """The token was unknown at submission: the job runs on a whole GPU and is profiled."""
+    cluster: int | None = _written("c", _integer)
+    token: str | None = _written("t", _text)
+    original: str | None = _written("o", _text)
+    """The request to restore, without Slurm's ``gres/`` prefix: ``gpu:1``; before 23.11 ``shard:v100_0:2``.
+    Of a gang what it asks of each of its cards."""
+    gang: int | None = _written("k", _integer)
+    """GPUs of a job that asked for all of a node's; None: it asked for one."""
+    nodes: str | None = _written("w", _text)
+    """The user's own node list (-w), if any, to restore with it."""
+    lease: bool = _written("l", _flag, False)
+    """begin_time is ours, and nobody has ended it yet."""
+    max_isd_pct: int | None = _written("m", _integer)
+    """The slow-down that the user accepts, where less than the site's promise (``gpushare:TOKEN,max=10``)."""
+    placed: str | None = _written("g", _text)
+    """Where the helper put it: ``node:index``; of a gang its node and the first of its cards."""
+    nice: int | None = _written("n", _signed)
+    """The user's own nice value, while ours is in its place."""
+    successor: bool = _written("h", _flag, False)
+    """Placed beside a job that ends soon, to have the card after it: a resident's promise, not a guest's."""
+    given_min: int = _written("x", _integer, 0)
+    """Minutes that we added to its time limit, for time that sharing cost it."""
+    paused: Paused | None = _written("p", _paused)
+    """While it is paused by us. A job that is suspended without this was suspended by somebody else."""
+    paused_before_s: int = _written("q", _integer, 0)
+    """How long it was paused by us before, in all."""
+    stopped_before_s: int = _written("s", _integer, 0)
+    """Of that, how long it was stopped by a signal, while its clock ran on."""
+    requeue: bool = _written("r", _flag, False)
+    """Its owner lets us requeue it: ``--requeue`` or ``requeue=yes``, in the owner's own words."""
+    extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Fields of later releases, kept as they are."""
+
+    def paused_s(self, now_s: float) -> float:
+        """How long we have paused it, in all."""
+        return self.paused_before_s + (max(now_s - self.paused.since_s, 0.0) if self.paused else 0.0)
+
+    def stopped_s(self, now_s: float) -> float:
+        """Of that, how long its clock ran on, since it was stopped by a signal."""
+        now = max(now_s - self.paused.since_s, 0.0) if self.paused and self.paused.by_signal else 0.0
+        return self.stopped_before_s + now
+
+    def suspended_s(self, now_s: float) -> float:
+        """Of that, how long it was suspended: Slurm leaves this time out of its elapsed time."""
+        return self.paused_s(now_s) - self.stopped_s(now_s)
+
+    def __str__(self) -> str:
+        values = ((letter, getattr(self, f.name), f.default) for letter, f in _FIELDS.items())
+        parts = [f"{letter}={1 if value is True else value}" for letter, value, default in values if value != default]
+        parts += [f"{name}={value}" for name, value in self.extra.items()]
+        return PREFIX + ";".join((["probe"] if self.probe else []) + parts)
+
+
+_FIELDS = {found.metadata["letter"]: found for found in fields(Tag) if found.metadata}
+LETTERS = {found.name: letter for letter, found in _FIELDS.items()}
 
 
 @lru_cache(maxsize=8192)
@@ -148,9 +137,9 @@ def parse_tag(admin_comment: str) -> Tag | None:
         if letter not in _FIELDS:
             extra |= {letter: text} if equals else {}
             continue
-        attribute, parse = _FIELDS[letter]
-        if equals and (value := parse(text)) is not None:
-            values[attribute] = value
+        known = _FIELDS[letter]
+        if equals and (value := known.metadata["parse"](text)) is not None:
+            values[known.name] = value
     return Tag(**values, extra=MappingProxyType(extra))
 
 
@@ -186,7 +175,7 @@ class Consent:
     """What a comment says of sharing."""
 
     token: str
-    max_isd_pct: int | None = None
+    max_isd_pct: int | None = _written("m", _integer)
     """The slow-down that the user accepts at most."""
     requeue: bool | None = None
     """Whether the user lets us requeue the job where sharing goes wrong; None: not said."""

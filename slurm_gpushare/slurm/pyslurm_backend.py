@@ -154,16 +154,12 @@ def _look(record: Any, before: _Seen | None) -> _Seen:
     return _Seen(job, waiting, jobs_of(job, waiting))
 
 
+_REQUEST = ("per_job", "per_node", "per_socket", "per_task", "per_gpu_extras")
+
+
 def _as_requested(job: Job, request: Job) -> Job:
     """The job with the request as squeue says it."""
-    return replace(
-        job,
-        per_job=request.per_job,
-        per_node=request.per_node,
-        per_socket=request.per_socket,
-        per_task=request.per_task,
-        per_gpu_extras=request.per_gpu_extras,
-    )
+    return replace(job, **{name: getattr(request, name) for name in _REQUEST})
 
 
 # One ``pyslurm.Job`` of pyslurm 25.11 as the `Job` that squeue's answer would give.
