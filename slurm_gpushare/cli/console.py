@@ -198,7 +198,9 @@ def write_page(path: Path, text: str) -> None:
     """Write the page, for its owner alone: it names users and their jobs. Who may read it is for the owner to say."""
     try:
         if path.is_file() or not path.exists():
-            replace_text(path.resolve(), text, 0o600)
+            # A link of somebody else's may lead anywhere: it is replaced, not followed.
+            ours = not path.is_symlink() or path.lstat().st_uid == os.geteuid()
+            replace_text(path.resolve() if ours else path, text, 0o600)
         else:
             path.write_text(text, encoding="utf-8")  # a terminal, a pipe
     except OSError as why:

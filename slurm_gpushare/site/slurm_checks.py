@@ -70,6 +70,14 @@ def _value(value: object) -> str:
     return str(value) or "nothing"
 
 
+@check("job-comment")
+def job_comment(facts: SiteSetup, _: Config) -> Iterator[Finding]:
+    """Accounting that keeps users' comments keeps the tokens in them, for ever."""
+    if "job_comment" in facts.config.get("AccountingStoreFlags", "").lower():
+        found = "AccountingStoreFlags=job_comment: whoever may see a job in sacct links all runs of a token, for ever"
+        yield warned(found, "Take it out unless other tools need it; PrivateData=jobs hides jobs (docs/privacy.md).")
+
+
 @check("select-plugin", "cons_tres, which knows shards, and counts memory")
 def select_plugin(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     """Shards are cons_tres's; and where memory is not counted a node takes jobs until it has none left."""
@@ -309,5 +317,6 @@ def clock(facts: SiteSetup, _: Config) -> Iterator[Finding]:
 
 SLURM_CHECKS: tuple[Check, ...] = (
     release, generated, select_plugin, gres_types, gangs, partitions, preemption, pausing, scheduler, node_types,
-    node_states, autodetect, accounting, limits, other_partitions, constrain_devices, clock,
+    node_states, autodetect, accounting, limits, other_partitions, constrain_devices, job_comment,
+    clock,
 )  # fmt: skip

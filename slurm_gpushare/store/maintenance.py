@@ -150,11 +150,15 @@ def _copy_sound(source: Path, draft: Path) -> None:
     """Copy a store that is sound; BadInput for anything else."""
     hint = "Name another file that 'gpushare db backup' wrote."
     try:
+        if source.exists() and not source.is_file():  # to open a pipe would wait for a writer
+            raise BadInput(f"{source}: not a file", hint)
         reading = f"{source.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(reading, uri=True)) as old, closing(sqlite3.connect(draft)) as new:
             old.backup(new)
             found = _unsound(new, "integrity_check")
             new.execute("SELECT max(version) FROM schema_version").fetchone()
+            if new.execute("SELECT count(*) FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone()[0]:
+                found = "it has triggers or views, which no store of ours has"
     except sqlite3.Error as why:
         raise BadInput(f"{source}: not a sound copy of a store: {why}", hint) from why
     if found is not None:

@@ -82,6 +82,19 @@ def test_a_stopped_process_hides_nobody_from_the_sampler(testbed: Testbed, verdi
             "measured, and paused for the neighbour's promise" if paused else "nothing was measured")  # fmt: skip
 
 
+def test_who_stops_itself_again_and_again_is_measured(testbed: Testbed, verdict: Verdict) -> None:
+    """At a look it stands still, as often as not; what it used of the card since the last one tells all the same."""
+    site = hungry_site(testbed, GAMES)
+    hides = f"{HUNGRY} & work=$!; while sleep 0.1; do kill -STOP $work; sleep 0.2; kill -CONT $work; done"
+    daemon, resident, guest = share(site, Sharers(guest=hides, guest_user=USER), **STRICT)
+    paused = after_ticks(site, daemon, lambda: "paused" in kinds(site, guest))
+    stat = site.store.live.of_jobs({int(resident)})[int(resident)].shared.stats.get(ACTIVITY)
+    verdict("stopping oneself for most of the time, not to be seen at work",
+            "its neighbour's loss is measured, and it is paused",
+            f"its neighbour's loss is {'measured' if stat and stat.n >= ENOUGH else 'not measured'}, and it is "
+            f"{'paused' if paused else 'left alone'}")  # fmt: skip
+
+
 def test_who_idles_beside_its_guest_gets_nobody_paused(testbed: Testbed, verdict: Verdict) -> None:
     """It was hungry alone. When a neighbour is about to come it does next to nothing, on a card with time to spare."""
     site = hungry_site(testbed, guest_activity_pct=30.0)

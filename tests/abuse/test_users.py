@@ -198,6 +198,22 @@ def test_a_forged_record_founds_nothing_and_claims_nothing(site: Site, verdict: 
     verdict("a record forged without a job", "ticks, not founded, not claimed", seen)
 
 
+def test_one_record_under_many_names_counts_once(site: Site, verdict: Verdict) -> None:
+    """A credential can be copied and sent again; munge itself would call the second a replay."""
+    incoming = site.config.spool_dir / "incoming"
+    script = FORGED.replace("TOKENS", repr([MINE]))
+    assert python_as_user(site.testbed, script).returncode == 0
+    (path,) = incoming.glob("*.rec")
+    for number in range(50):
+        copy = incoming / f"copy{number}.rec"
+        copy.write_bytes(path.read_bytes())
+        os.chown(copy, GAMES, GAMES)
+    done = site.testbed.run(["gpushare", "ingest", "--json"], user=site.testbed.slurm_user, check=False)
+    runs = len(list(site.store.runs.after(0)))
+    verdict("one sealed record 51 times under other names", "counts at most once",
+            "counts at most once" if runs <= 1 and done.returncode == 0 else f"{runs} runs")  # fmt: skip
+
+
 @pytest.mark.usefixtures("raw_shards")
 def test_a_job_past_its_profile_is_noticed(site: Site, verdict: Verdict) -> None:
     """A profile says 3 % and 300 MiB; the job takes all of the card and 13 GB."""
