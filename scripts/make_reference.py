@@ -16,6 +16,7 @@ from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.main import gpushare
+from slurm_gpushare.protocol.attributes import ACTIVITY, CARD, JOB, NODE
 from slurm_gpushare.protocol.release import CAPABILITIES
 from slurm_gpushare.protocol.settings import GENERATED_SUFFIX, KEYS, Key, Place
 from slurm_gpushare.protocol.tag import LETTERS, LONGEST, PREFIX
@@ -173,6 +174,24 @@ def page_configuration() -> str:
     return "\n".join(parts)
 
 
+ROOMS = {"Activity on the GPU": ACTIVITY, "The card": CARD, "The job's processes": JOB, "The node": NODE}
+
+
+def page_attributes() -> str:
+    """What telemetry may hold."""
+    parts = [NOTE, "# Attributes of a profile\n"]
+    parts.append(
+        "Left out of the paper's 66 are the six that describe what the user runs (ID, model, data set, epochs,\n"
+        "batch size, environment) and system calls, which Linux does not count. Where the paper has three columns for\n"
+        "an attribute (ran, max, min) the record has all of max, mean, min, p95 and sd.\n"
+    )
+    for heading, attributes in ROOMS.items():
+        parts.append(f"## {heading}\n\n| attribute | unit | read from | the paper's name |\n|---|---|---|---|")
+        parts += [f"| `{a.name}` | {a.unit or 'count'} | {cell(a.source)} | {a.paper} |" for a in attributes]
+        parts.append("")
+    return "\n".join(parts)
+
+
 def example_configuration() -> str:
     """Every key that a site may set at its default, commented out."""
     lines = ["# gpushare.conf, beside slurm.conf. 'gpushare configure --write' makes one for your site.", ""]
@@ -267,6 +286,7 @@ def main() -> None:
         "docs/commands.md": page_commands("gpushare", "Commands"),
         "docs/lab-commands.md": page_commands("gpushare-lab", "Commands of the lab"),
         "docs/configuration.md": page_configuration(),
+        "docs/attributes.md": page_attributes(),
         "share/examples/gpushare.conf": example_configuration(),
         "lua_bridge/gpushare_protocol.lua": lua_protocol(),
         "prolog/common.sh": shell_protocol((ROOT / "prolog/common.sh").read_text()),

@@ -26,7 +26,7 @@ from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.store.schema import METADATA
 
 ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = {"commands.md", "lab-commands.md", "configuration.md"}
+REFERENCE = {"attributes.md", "commands.md", "lab-commands.md", "configuration.md"}
 GENERATED = "make_reference.py"
 """What every generated file names in its first lines."""
 

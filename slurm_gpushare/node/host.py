@@ -60,29 +60,23 @@ class NodeCounters:
         return values
 
 
+_MIB_S = (("read", "read_bytes", "disk"), ("write", "write_bytes", "disk"), ("sent", "bytes_sent", "net"),
+          ("received", "bytes_recv", "net"))  # fmt: skip
+_NET_COUNTS = (("packets_sent", "packets_sent"), ("packets_received", "packets_recv"), ("errors_in", "errin"),
+               ("errors_out", "errout"), ("drops_in", "dropin"), ("drops_out", "dropout"))  # fmt: skip
+
+
 def _node_counters() -> dict[str, float]:
-    cpu = psutil.cpu_times()
+    cpu, stats = psutil.cpu_times(), psutil.cpu_stats()
     counters: dict[str, float] = {f"cpu_{state}": getattr(cpu, state, 0.0) for state in _CPU_STATES}
-    stats = psutil.cpu_stats()
-    counters["ctx_switches_s"] = stats.ctx_switches
-    counters["interrupts_s"] = stats.interrupts
-    counters["soft_interrupts_s"] = stats.soft_interrupts
-    disk = psutil.disk_io_counters(nowrap=False)
-    if disk:
-        counters["disk_read_mib_s"] = disk.read_bytes / _MIB
-        counters["disk_write_mib_s"] = disk.write_bytes / _MIB
-    net = psutil.net_io_counters(nowrap=False)
-    if net:
-        counters |= {
-            "net_sent_mib_s": net.bytes_sent / _MIB,
-            "net_received_mib_s": net.bytes_recv / _MIB,
-            "net_packets_sent_s": net.packets_sent,
-            "net_packets_received_s": net.packets_recv,
-            "net_errors_in_s": net.errin,
-            "net_errors_out_s": net.errout,
-            "net_drops_in_s": net.dropin,
-            "net_drops_out_s": net.dropout,
-        }
+    for name in ("ctx_switches", "interrupts", "soft_interrupts"):
+        counters[f"{name}_s"] = getattr(stats, name)
+    found = {"disk": psutil.disk_io_counters(nowrap=False), "net": psutil.net_io_counters(nowrap=False)}
+    for name, counter, kind in _MIB_S:
+        if found[kind]:
+            counters[f"{kind}_{name}_mib_s"] = getattr(found[kind], counter) / _MIB
+    if found["net"]:
+        counters |= {f"net_{name}_s": getattr(found["net"], counter) for name, counter in _NET_COUNTS}
     return counters
 
 

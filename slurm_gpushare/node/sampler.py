@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,8 @@ class Sampler:
         self._wait_for_pid_file()
         gpus = self._gpus or self._find_cards()
         if not self._gpus:
-            os.close(_SEARCH_LOCK)
+            with suppress(OSError):  # started by hand
+                os.close(_SEARCH_LOCK)
         if gpus:
             self._measurement = self._measure(gpus)
             try:
@@ -292,16 +294,10 @@ class NodeState:
     def of(cls, state_dir: Path, node: str) -> NodeState:
         return cls(state_dir / "nodes" / node)
 
-    def pid_file(self, job_id: int) -> Path:
-        return self.root / "jobs" / str(job_id)
-
-    def epoch_file(self, job_id: int) -> Path:
-        return self.root / "epoch" / str(job_id)
-
     def is_wanted(self, job_id: int) -> bool:
         """Whether the job's pid file still names this process: the epilog takes it away."""
         try:
-            words = self.pid_file(job_id).read_text().split()
+            words = (self.root / "jobs" / str(job_id)).read_text().split()
         except OSError:
             return False
         return words[:1] == [str(os.getpid())]
@@ -309,7 +305,7 @@ class NodeState:
     def epoch_is_over(self, job_id: int) -> bool:
         """Whether the job has touched its epoch file, whose time the prolog set to 1970."""
         try:
-            return self.epoch_file(job_id).lstat().st_mtime >= 1.0
+            return (self.root / "epoch" / str(job_id)).lstat().st_mtime >= 1.0
         except OSError:
             return False
 
@@ -335,10 +331,8 @@ class NodeState:
 
     def forget(self, job_id: int) -> None:
         """Remove what a job left whose epilog never came."""
-        self.pid_file(job_id).unlink(missing_ok=True)
-        self.epoch_file(job_id).unlink(missing_ok=True)
-        for registration in self.root.glob(f"gpus/*/{job_id}"):
-            registration.unlink(missing_ok=True)
+        for path in (*self.root.glob(f"[je]*/{job_id}"), *self.root.glob(f"gpus/*/{job_id}")):
+            path.unlink(missing_ok=True)
 
 
 # DCGM's job mapping: a file for each card, a line for each job on it. The epilog takes the job's lines away.
@@ -348,7 +342,6 @@ class NodeState:
 
 
 _MAPPING_LOCK = ".gpushare.lock"  # the epilog's too
-_MAPPING_LOCK_S = 0.2
 
 
 def map_job(directory: Path, job_id: int, gpus: Collection[int], runs: Callable[[], bool]) -> bool:
@@ -358,7 +351,9 @@ def map_job(directory: Path, job_id: int, gpus: Collection[int], runs: Callable[
     """
     make_open_dir(directory)
     with os.fdopen(os.open(directory / _MAPPING_LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "w") as lock:
-        if not _lock_mapping(lock.fileno()):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return False
         if not runs():
             return True
@@ -370,19 +365,6 @@ def map_job(directory: Path, job_id: int, gpus: Collection[int], runs: Callable[
                 path.write_text("".join(f"{line}\n" for line in [*lines, str(job_id)]))
                 path.chmod(0o644)
     return True
-
-
-def _lock_mapping(lock: int) -> bool:
-    end = time.monotonic() + _MAPPING_LOCK_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from itertools import chain, starmap
 from operator import le
 from types import MappingProxyType
@@ -321,13 +322,10 @@ def _stats(value: Any, where: str, names: frozenset[str]) -> Mapping[str, Stat]:
     return MappingProxyType(dict(zip(value, starmap(Stat, rows), strict=True)))
 
 
-def _period(names: frozenset[str]) -> Check:
-    def check(value: Any, where: str) -> Period:
-        body = record_object(value, where, {"alone_s", "shared_s", "stats"})
-        alone_s, shared_s = (number(body[name], f"{where}.{name}") for name in ("alone_s", "shared_s"))
-        return Period(alone_s, shared_s, _stats(body["stats"], f"{where}.stats", names))
-
-    return check
+def _period(value: Any, where: str, names: frozenset[str] = ACTIVITY_NAMES) -> Period:
+    body = record_object(value, where, {"alone_s", "shared_s", "stats"})
+    alone_s, shared_s = (number(body[name], f"{where}.{name}") for name in ("alone_s", "shared_s"))
+    return Period(alone_s, shared_s, _stats(body["stats"], f"{where}.stats", names))
 
 
 def _features(value: Any, where: str) -> Features:
@@ -370,43 +368,31 @@ def _of_gang(value: Any, where: str) -> int:
     return int(value)
 
 
-def _whole(limit: int) -> Check:
-    return lambda value, where: whole(value, where, limit)
-
-
-def _text(pattern: re.Pattern[str]) -> Check:
-    return lambda value, where: text(value, where, pattern)
-
-
-def _choice(kind: type[StrEnum]) -> Check:
-    return lambda value, where: choice(value, where, kind)
-
-
 _REQUIRED: dict[str, Check] = {
-    "record_id": _text(ID),
-    "run_id": _text(ID),
-    "seq": _whole(2**31),
-    "kind": _choice(RecordKind),
-    "scope": _choice(Scope),
-    "job_id": _whole(2**32),
-    "node": _text(NODE),
-    "gpu_index": _whole(255),
+    "record_id": partial(text, pattern=ID),
+    "run_id": partial(text, pattern=ID),
+    "seq": partial(whole, limit=2**31),
+    "kind": partial(choice, kind=RecordKind),
+    "scope": partial(choice, kind=Scope),
+    "job_id": partial(whole, limit=2**32),
+    "node": partial(text, pattern=NODE),
+    "gpu_index": partial(whole, limit=255),
     "gpu_model": lambda value, where: None if value is None else text(value, where, GPU_MODEL),
     "start_s": number,
     "end_s": number,
-    "closed": _choice(Closed),
+    "closed": partial(choice, kind=Closed),
     "features": _features,
-    "profile": _period(frozenset(ATTRIBUTES)),
-    "alone": _period(ACTIVITY_NAMES),
-    "shared": _period(ACTIVITY_NAMES),
+    "profile": partial(_period, names=frozenset(ATTRIBUTES)),
+    "alone": _period,
+    "shared": _period,
     "neighbours": _neighbours,
 }
 _OPTIONAL: dict[str, Check] = {
-    "token": _text(TOKEN),
+    "token": partial(text, pattern=TOKEN),
     "one_process": _true,
     "gpus": _of_gang,
     "stopped_s": number,
-    "woken": _whole(2**31),
+    "woken": partial(whole, limit=2**31),
     "untold_s": number,
     "cpu_curve": _cpu_curve,
 }
