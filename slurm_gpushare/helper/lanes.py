@@ -9,7 +9,19 @@ import numpy as np
 
 from slurm_gpushare.helper.durations import Ahead, given_done, longest_guest_s, mean_duration_s
 from slurm_gpushare.helper.places import Lane, Sites, shared_places
-from slurm_gpushare.helper.rules import Bools, Floats, Ints, Lanes, Offers, PairRates, Scene, Terms, Waiting
+from slurm_gpushare.helper.rules import (
+    NOBODY,
+    VERDICT_S,
+    Bools,
+    Floats,
+    Ints,
+    Lanes,
+    Offers,
+    PairRates,
+    Scene,
+    Terms,
+    Waiting,
+)
 from slurm_gpushare.helper.second_halves import Join
 from slurm_gpushare.helper.snapshot import How, Occupant, PendingJob, Placement, Reasons, Snapshot
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
@@ -52,6 +64,7 @@ class SiteHalves:
         self.short_s = longest_guest_s(mean_duration_s(view.snapshot, asked.width), view.settings)
         self.all_lanes = len(asked.lanes)
         self.placements: list[Placement] = []
+        self.on_trial = _on_trial(view.snapshot, asked.width)
         self._waits, self._free = np.ones(len(asked.guests), bool), np.ones(len(asked.lanes), bool)
 
     def open(self) -> tuple[Ints, Ints]:
@@ -72,9 +85,6 @@ class SiteHalves:
     def left_s(self, columns: Ints) -> Floats:
         return self._running([self.asked.lanes[column].resident for column in columns.tolist()]).ahead.left.middle_s
 
-    def rank(self, row: int) -> int:
-        return self.asked.guests[row][0]
-
     def held_s(self) -> Floats:
         pairs = [gpu.occupants[:2] for gpu in shared_places(self.view.snapshot.gpus, self.asked.width)]
         left_s, other_left_s = (self._running([pair[i] for pair in pairs]).ahead.left.middle_s for i in (0, 1))
@@ -93,6 +103,8 @@ class SiteHalves:
             settings=self.view.settings,
             short_s=self.short_s,
             waits_s=lambda some: waits_s[some],
+            on_trial=(self._tried(guest_tokens), self._tried(lane_tokens)),
+            head_rank=self._head_rank(),
             fit=fit,
         )
 
@@ -101,9 +113,12 @@ class SiteHalves:
         for join in sorted(joins):
             row, column = int(rows[join.guest]), int(columns[join.lane])
             (rank, job), lane = self.asked.guests[row], self.asked.lanes[column]
-            sites = self.view.sites
+            sites, tokens = self.view.sites, {job.workload.token, lane.resident.workload.token}
             if not (sites.has_room(lane.gpu, job) and sites.limits.allows(job, lane.resident)):
                 continue
+            if join.explored and tokens & self.on_trial:
+                continue
+            self.on_trial |= tokens if join.explored else set()
             sites.take(lane.gpu, job, lane.resident)
             self._waits[row] = self._free[column] = False
             gpu = self.view.snapshot.gpus[lane.gpu]
@@ -111,6 +126,14 @@ class SiteHalves:
             place = self.view.sites.place(lane.gpu, self.asked.width)
             reasons = self._reasons(join, job, lane.resident, self.asked.waits_s[rank])
             self.placements.append(Placement(job.key, place, how, lane.resident.key, reasons))
+
+    def _tried(self, tokens: Sequence[str]) -> Bools:
+        return np.array([token in self.on_trial for token in tokens], bool)
+
+    def _head_rank(self) -> int:
+        rank, job = self.asked.guests[int(np.argmax(self._waits))]
+        waited_s = self.view.snapshot.now_s - job.eligible_s
+        return rank if waited_s >= job.workload.expected_s else NOBODY
 
     def _running(self, jobs: Sequence[Occupant]) -> Running:
         return running(jobs, self.view.snapshot.now_s, self.view.settings)
@@ -131,6 +154,16 @@ class SiteHalves:
             gain_s=join.gain_s,
             explored=join.explored,
         )
+
+
+def _on_trial(snapshot: Snapshot, width: int) -> set[str | None]:
+    """The workloads of pairs that have begun so lately that their nodes have not told yet how fast they run."""
+    found: set[str | None] = set()
+    for gpu in shared_places(snapshot.gpus, width):
+        pair = gpu.occupants[:2]
+        if any(job.start_s is None or snapshot.now_s - job.start_s < VERDICT_S for job in pair):
+            found |= {job.workload.token for job in pair}
+    return found
 
 
 def _numbered(tokens: Iterable[str | None]) -> tuple[list[str], Ints]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,10 @@ Bools = NDArray[np.bool_]
 
 UNKNOWN_SPREAD = 1.4
 """Mean over pessimistic rate from which a prediction is little more than a guess."""
+VERDICT_S = 20.0
+"""So long after a pair has begun its nodes have told how fast both run."""
+NOBODY = int(np.iinfo(np.int64).max)
+"""A place in the queue behind everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +49,15 @@ class Terms:
         # so that pairs which are probably too slow are not tried again and again.
         spread = rates.guest_mean / rates.guest_low
         guest_high = np.minimum(rates.guest_mean * spread ** np.where(spread > UNKNOWN_SPREAD, 1.0, 0.5), 1.0)
+        surely, perhaps = rates.guest_low >= slowest, guest_high >= slowest
+        self.explored: Bools = perhaps & ~surely & rates.can_share
+        """A trial: the guest's rate may keep its promise, and may not."""
         # A guest of duration d stays d / r_guest, and the resident loses (1 - r_resident) of that.
         promised = rates.guest_low / np.maximum(1.0 - rates.resident_low, 1e-9)
-        # Rates too uncertain to promise anything are tried where even a very bad outcome fits the budget.
-        tried = np.minimum(promised, settings.explore_rate / (1.0 - settings.explore_rate))
-        surely = rates.guest_low >= slowest
-        perhaps = ~surely & (guest_high >= slowest)
-        self.explored: Bools = perhaps & rates.can_share
-        self.longest: Floats = np.where(rates.can_share, np.where(surely, promised, np.where(perhaps, tried, 0.0)), 0.0)
+        self.longest: Floats = np.where((surely | perhaps) & rates.can_share, promised, 0.0)
         """Longest guest that leaves before the resident, per second of the resident's budget."""
-        self.to_the_end: Floats = 1.0 / rates.resident_low - 1.0
+        self.to_the_end: Floats = np.where(self.longest > 0.0, 1.0 / rates.resident_low - 1.0, np.inf)
         """Delay of the resident if the guest stays until it ends, per second that it has left: at worst."""
-        if perhaps.any():
-            worst = 1.0 / settings.explore_rate - 1.0
-            self.to_the_end[perhaps] = np.maximum(self.to_the_end[perhaps], worst)
-        self.to_the_end[self.longest <= 0.0] = np.inf
         self.can_share: Bools = rates.can_share
         self.resident_mean: Floats = rates.resident_mean
         self.resident_low: Floats = rates.resident_low
@@ -155,16 +153,20 @@ class Scene:
     settings: PolicySettings
     short_s: float  # jobs of at most this are short
     waits_s: Callable[[Ints], Floats]  # how long these can expect to wait for a whole place; asked only where it counts
+    on_trial: tuple[Bools, Bools]  # the kinds of guests, and of residents, of which a verdict is near
+    head_rank: int = NOBODY  # of the first that waits, once it has waited for as long as it runs
     fit: Fit | None = None  # None: cards are all alike, and everybody fits
 
-    def reserved(self, head_rank: int) -> Scene:
-        """Keep the card that is free first for the head of the queue, as backfill does: nobody behind may hold it on.
+    def reserved(self) -> Scene:
+        """Keep the card that is free first for the head of the queue, once it has waited for as long as it runs.
 
-        Otherwise guests that outlast residents and have guests themselves could keep every card from a long job.
+        As backfill does: nobody behind it may hold that card on. Otherwise guests that outlast residents and have
+        guests themselves could keep every card from a long job. On a small site one card is much; until then the head
+        is as well served by the first second half that suits it.
         """
         wanted_rank = self.lanes.wanted_rank.copy()
         first = int(np.argmin(self.lanes.left_s))
-        wanted_rank[first] = min(wanted_rank[first], head_rank)
+        wanted_rank[first] = min(wanted_rank[first], self.head_rank)
         return replace(self, lanes=replace(self.lanes, wanted_rank=wanted_rank))
 
 
@@ -173,7 +175,7 @@ class Offers:
 
     def __init__(self, scene: Scene, rows: Ints, columns: Ints, wait_s: Floats) -> None:
         waiting, lanes = scene.waiting, scene.lanes
-        self.scene, self.rows, self.columns = scene, rows, columns
+        self.scene, self.rows, self.columns, self.wait_s = scene, rows, columns, wait_s
         self.cell = np.ix_(waiting.kind[rows], lanes.kind[columns])
         self.d = waiting.expected_s[rows][:, None]
         self.high_s = waiting.high_s[rows][:, None]
@@ -186,7 +188,7 @@ class Offers:
             with np.errstate(invalid="ignore"):  # a resident without an end
                 self.gain_s = self.d + self.left_s - np.maximum(self.stay_s, self.left_s + self.delay_s)
 
-    def of(self, table: Floats) -> Floats:
+    def of(self, table: NDArray[Any]) -> NDArray[Any]:
         """What a table by kind says of these pairs."""
         return table[self.cell]
 
@@ -281,8 +283,22 @@ def _promised(offers: Offers) -> Bools:
     return kept
 
 
-def _not_sure_to_break_it(offers: Offers) -> Bools:
-    return _promised(offers) | offers.scene.terms.explored[offers.cell]
+def _worth_a_trial(offers: Offers) -> Bools:
+    """Where little is known: the guest cannot lose much by a trial, and there is one at a time for a workload.
+
+    Either its promise holds at worst over its whole run, since the resident leaves it in time. Or it is done sooner
+    than by waiting even at worst. The verdict comes within seconds, and may spare the next ones such a stay.
+    """
+    scene, (guests, residents) = offers.scene, offers.scene.on_trial
+    trial = offers.of(scene.terms.explored)
+    if not trial.any():
+        return _EVERYBODY
+    kept = offers.at_worst()[1] <= scene.settings.guest_cap_pct / 100.0 * scene.waiting.low_s[offers.rows][:, None]
+    worst_s = offers.high_s * (offers.of(scene.terms.stay_high) + offers.of(scene.terms.delay_high))
+    kept |= worst_s < offers.wait_s[:, None] + offers.d
+    on_trial = guests[scene.waiting.kind[offers.rows]][:, None] | residents[scene.lanes.kind[offers.columns]]
+    allowed: Bools = ~trial | (kept & ~on_trial)
+    return allowed
 
 
 def _outlives_s(offers: Offers) -> Floats:
@@ -350,8 +366,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Code.MEMORY, _memory, _need_mib, lambda offers: np.maximum(_free_mib(offers), 0.0)),
     Rule(Code.FORBIDDEN, _never_together),
     Rule(Code.TOO_LONG, _short, lambda offers: offers.d[:, 0], lambda offers: np.full(1, offers.scene.short_s)),
-    Rule(Code.PROMISE, _not_sure_to_break_it),
-    Rule(Code.EXPLORATION, _promised),
+    Rule(Code.PROMISE, _promised),
+    Rule(Code.EXPLORATION, _worth_a_trial),
     Rule(
         Code.PRIORITY,
         _nobody_held_up,

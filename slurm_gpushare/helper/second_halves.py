@@ -56,9 +56,6 @@ class Halves(Protocol):
 
     def left_s(self, columns: Ints) -> Floats: ...
 
-    def rank(self, row: int) -> int:
-        """Its place in the whole queue."""
-
     def held_s(self) -> Floats:
         """For how long the lanes of the other places are still taken."""
 
@@ -101,7 +98,7 @@ def choose_guests(scene: Scene) -> list[Join]:
     waiting, lanes = scene.waiting, scene.lanes
     if len(waiting.kind) == 0 or len(lanes.kind) == 0:
         return []
-    scene = scene.reserved(int(waiting.rank.min()))
+    scene = scene.reserved()
     left = _sieved(scene)[:: -1 if scene.settings.objective == "saving" else 1][: 2 * len(lanes.kind) + 16]
     if len(left) == 0:
         return []
@@ -194,7 +191,6 @@ class Backlog:
     """What there is besides the long jobs and the free lanes."""
 
     short_waiting: int  # short jobs without a place
-    head_rank: int  # of the first job without a place
     cards: int  # on which sharing jobs are
     held_s: Floats  # for how long the lanes of the other cards are still taken
 
@@ -211,7 +207,7 @@ def long_guests(halves: Halves) -> None:
         return
     held_s = halves.held_s()
     short = int((expected_s <= halves.short_s).sum())
-    backlog = Backlog(short, halves.rank(int(rows[0])), halves.all_lanes + len(held_s), held_s)
+    backlog = Backlog(short, halves.all_lanes + len(held_s), held_s)
     halves.join(long, columns, choose_long_guests(halves.scene(long, columns), backlog))
 
 
@@ -219,7 +215,7 @@ def choose_long_guests(scene: Scene, backlog: Backlog) -> list[Join]:
     """Choose among long jobs guests for the lanes that the short have left."""
     if backlog.short_waiting > len(scene.lanes.kind):
         return []
-    scene = scene.reserved(backlog.head_rank)
+    scene = scene.reserved()
     columns = np.flatnonzero(scene.lanes.left_s > scene.short_s)  # where somebody ends soon, succession decides
     rows = np.arange(len(scene.waiting.kind))
     offers = Offers(scene, rows, columns, scene.waits_s(rows))

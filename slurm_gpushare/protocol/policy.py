@@ -21,7 +21,6 @@ class PolicySettings:
     extend_time_limit: bool = DEFAULTS.extend_time_limit
     aged_s: float = 86_400.0  # a job that has waited this long goes first
     express_factor: float = 3.0  # guests are at most this many mean durations long
-    explore_rate: float = 0.2  # the rate that an uncertain guest is assumed to leave and get at worst
     seed: int = 0  # of the policy "random"
     partners: tuple[int, ...] = (0, 1, 2)  # for each cluster the one beside it under "paper"; by the base in force
 

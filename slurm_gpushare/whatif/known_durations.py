@@ -34,7 +34,7 @@ class Durations:
         self._usual = UNKNOWN_SITE
         self._duration_s = work.duration_s
         factor = np.random.default_rng([work.seed, 1]).uniform(1.0, LONGEST_FACTOR, work.jobs)
-        self.limit_s: Floats = work.duration_s * factor
+        self.limit_s: Floats = np.ceil(work.duration_s * factor / 60.0) * 60.0  # as Slurm counts them
         self._middle_s, self._spread = work.duration_s.copy(), np.zeros(work.jobs)
         self._ended_log_s: list[float] = []  # of all jobs, where nothing else is known
         self._look_again_at = LEAST_ENDED

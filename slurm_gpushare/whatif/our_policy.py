@@ -9,8 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from slurm_gpushare.helper.durations import Ahead, longest_guest_s
+from slurm_gpushare.helper.pair_speeds import FULL_WEIGHT_S, VERDICT_WEIGHT
 from slurm_gpushare.helper.places import expected_waits_s
-from slurm_gpushare.helper.rules import Lanes, PairRates, Scene, Terms, Waiting
+from slurm_gpushare.helper.rules import NOBODY as NO_RANK
+from slurm_gpushare.helper.rules import VERDICT_S, Lanes, PairRates, Scene, Terms, Waiting
 from slurm_gpushare.helper.second_halves import Join, steps
 from slurm_gpushare.knowledge.interference import Interference, Telemetry
 from slurm_gpushare.knowledge.kb import default_kb
@@ -21,11 +23,11 @@ from slurm_gpushare.whatif.card_allocation import start_whole
 from slurm_gpushare.whatif.jobs import Floats, Ints, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import Durations
 from slurm_gpushare.whatif.simulate import Policy
-from slurm_gpushare.whatif.world import NOBODY, World
+from slurm_gpushare.whatif.stops import Stops
+from slurm_gpushare.whatif.world import NOBODY, SAME_INSTANT_S, World
 
-OBSERVATION_NOISE = UNIT_SD  # so that observations count with weight 1
-FULL_WEIGHT_S = 120.0
-"""A pairing that has lasted so long is learned from at once, a shorter one when it ends: as the helper does."""
+LOOKS = ((VERDICT_S, VERDICT_WEIGHT), (FULL_WEIGHT_S, 1.0 - VERDICT_WEIGHT))
+"""After how long a pairing is learned from, and with what weight, as by the helper; a shorter one when it ends."""
 MOST_REFITTED = 2000
 """Up to so many pairings seen, all is solved anew each time that their number has doubled; then it changes little."""
 REFRESH = 0.01
@@ -89,7 +91,8 @@ class LearnedRates:
         self._solved = 0
         self._random = np.random.default_rng([work.seed, 2])
         self._learns = learns
-        self._seen = self._used = self._begun = self._ended = 0
+        self._seen = self._used = self._ended = 0
+        self._begun = [0] * len(LOOKS)
         self._terms: Terms | None = None
 
     def terms(self) -> Terms:
@@ -108,21 +111,28 @@ class LearnedRates:
         if not self._learns:
             return
         begun, ended = world.pairings_begun, world.pairings_ended
-        while self._begun < len(begun) and begun[self._begun][2] + FULL_WEIGHT_S <= world.now_s:
-            a, b, since_s = begun[self._begun]
-            self._begun += 1
-            if not np.fmin(world.end_s[a], world.end_s[b]) < since_s + FULL_WEIGHT_S:
-                self._observe(world, a, b)
+        for at, (watched_s, weight) in enumerate(LOOKS):
+            while (
+                self._begun[at] < len(begun) and begun[self._begun[at]][2] + watched_s <= world.now_s + SAME_INSTANT_S
+            ):
+                a, b, since_s = begun[self._begun[at]]
+                self._begun[at] += 1
+                if not np.fmin(world.end_s[a], world.end_s[b]) < since_s + watched_s:
+                    self._observe(world, a, b, weight)
         for a, b, seconds in ended[self._ended :]:
-            if seconds < FULL_WEIGHT_S:
-                self._observe(world, a, b)
+            weight = min(1.0, max(0.05, seconds / FULL_WEIGHT_S)) - sum(
+                w for watched_s, w in LOOKS if seconds >= watched_s
+            )
+            if weight > 0.0:
+                self._observe(world, a, b, weight)
         self._ended = len(ended)
 
-    def _observe(self, world: World, job_a: int, job_b: int) -> None:
+    def _observe(self, world: World, job_a: int, job_b: int, weight: float) -> None:
         a, b = int(world.work.profile[job_a]), int(world.work.profile[job_b])
         for victim, neighbour in ((a, b), (b, a)):
-            noisy = world.rate_of[victim, neighbour] * (1 + OBSERVATION_NOISE * self._random.standard_normal())
-            self._knowledge.observe(self._names[victim], self._names[neighbour], float(np.clip(noisy, 0.02, 1.0)))
+            off = UNIT_SD / weight**0.5 * self._random.standard_normal()
+            rate = float(np.clip(world.rate_of[victim, neighbour] * (1.0 + off), 0.02, 1.0))
+            self._knowledge.observe(self._names[victim], self._names[neighbour], rate, weight)
         self._seen += 1
 
 
@@ -166,9 +176,6 @@ class SimulatedHalves:
     def left_s(self, columns: Ints) -> Floats:
         return self._lanes.left_s[columns]
 
-    def rank(self, row: int) -> int:
-        return int(self.ranks[row])
-
     def held_s(self) -> Floats:
         return self._held_s
 
@@ -180,14 +187,25 @@ class SimulatedHalves:
             settings=self.policy.settings,
             short_s=self.short_s,
             waits_s=lambda some: self._waits_s(self.ranks[rows[some]]),
+            on_trial=(self.policy.on_trial, self.policy.on_trial),
+            head_rank=self._head_rank(),
         )
 
     def join(self, rows: Ints, columns: Ints, joins: list[Join]) -> None:
         for join in joins:
             job, lane = int(self.jobs[rows[join.guest]]), int(columns[join.lane])
+            kinds = self.world.work.profile[[job, self.places.residents[lane]]]
+            if join.explored and self.policy.on_trial[kinds].any():
+                continue
+            self.policy.on_trial[kinds] |= join.explored
             self._free[lane] = False
             self.policy.successor[job] |= join.succeeds
             self.places.join(job, int(self.places.residents[lane]))
+
+    def _head_rank(self) -> int:
+        first = int(np.argmax(self.world.waiting[self.jobs]))
+        waited_s = self.world.now_s - self.world.work.submit_s[self.jobs[first]]
+        return int(self.ranks[first]) if waited_s >= self._waiting.expected_s[first] else NO_RANK
 
     def _waits_s(self, ranks: Ints) -> Floats:
         work, durations = self.world.work, self.policy.durations
@@ -210,10 +228,8 @@ class SimulatedHalves:
     def _lanes_of(self, residents: Ints) -> Lanes:
         world, policy = self.world, self.policy
         done_s = world.work.duration_s[residents] - world.left_s(residents)
-        lost_s = world.now_s - world.start_s[residents] - done_s
-        ahead = policy.ahead(world, residents)
-        promises, guest = policy.settings.promises, world.guest[residents] & ~policy.successor[residents]
-        promise = np.where(guest, promises.of(guest=True, own_pct=None), promises.of(guest=False, own_pct=None))
+        lost_s = world.now_s - world.start_s[residents] - world.stood_s(residents) - done_s
+        ahead, promise = policy.ahead(world, residents), policy.promise_pct(world, residents)
         return Lanes(
             kind=world.work.profile[residents],
             budget_s=ahead.budget_s(promise, lost_s),
@@ -240,21 +256,42 @@ class Gpushare(Policy):
             if oracle
             else LearnedRates(work, self.settings, learns, start(work.pairs.profiles))
         )
-        self._arrived = 0
+        self._arrived = self._told = 0
         self._ended = np.zeros(work.jobs, bool)
         self._came = np.zeros(2)  # jobs that do not want a node, and that do
         self._sum_expected_s = np.zeros(2)
+        self.on_trial = np.zeros(len(work.pairs.profiles), bool)
+        self.stops = Stops()
         self.successor = np.zeros(work.jobs, bool)  # came beside somebody, under a resident's promise
         self._by_expected: Ints | None = None
         self.wide = (work.num_gpus == work.gpus_per_node) & (work.gpus_per_node > 1) & self.options.share_gangs
 
     def schedule(self, world: World) -> None:
         self._take_note(world)
+        self.stops.look(world, self)
+        self.place(world)
+
+    def place(self, world: World) -> None:
+        """Start whom the plan would start."""
+        self.on_trial[:] = False
+        for *pair, _ in self._begun_lately(world):
+            self.on_trial[world.work.profile[pair]] = True
         if self.settings.objective == "saving" and world.waiting.any():
             self._fill(world, before_whole=True)
         start_whole(world, self._order())
         if world.waiting.any():
             self._fill(world)
+
+    def _begun_lately(self, world: World) -> list[tuple[int, int, float]]:
+        """The pairings of which a verdict is near, the oldest first."""
+        begun = world.pairings_begun
+        while self._told < len(begun) and begun[self._told][2] + VERDICT_S <= world.now_s + SAME_INSTANT_S:
+            self._told += 1
+        return begun[self._told :]
+
+    def wake_s(self, world: World) -> float:
+        lately = self._begun_lately(world) if world.waiting.any() else []
+        return min(lately[0][2] + VERDICT_S if lately else np.inf, self.stops.wake_s)
 
     def _order(self) -> Ints:
         if self.options.order == "priority":
@@ -317,6 +354,14 @@ class Gpushare(Policy):
 
     def ahead(self, world: World, jobs: Ints) -> Ahead:
         return self.durations.ahead(jobs, world.work.duration_s[jobs] - world.left_s(jobs))
+
+    def promise_pct(self, world: World, jobs: Ints) -> Floats:
+        """What each may be slowed by."""
+        promises, guest = self.settings.promises, world.guest[jobs] & ~self.successor[jobs]
+        return np.where(guest, promises.of(guest=True, own_pct=None), promises.of(guest=False, own_pct=None))
+
+    def limits_s(self, jobs: Ints) -> Floats:
+        return self.durations.limit_s[jobs]
 
     def left_s(self, world: World, jobs: Ints) -> Floats:
         return self.ahead(world, jobs).left.middle_s

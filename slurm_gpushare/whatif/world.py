@@ -41,6 +41,8 @@ class World:
         self.ran_s = np.zeros(jobs)
         self.guest = np.zeros(jobs, bool)
         self.shared = np.zeros(jobs, bool)
+        self.stopped = np.zeros(jobs, bool)  # at its node, beside its resident
+        self._stood_s = np.zeros(jobs)
         # GPUs
         self.first = np.full(gpus, NOBODY)
         self.second = np.full(gpus, NOBODY)
@@ -67,6 +69,11 @@ class World:
         """Alone-time that these jobs still have to do, now."""
         left: NDArray[np.float64] = self.remaining_s[jobs] - self.rate[jobs] * (self.now_s - self.since_s[jobs])
         return left
+
+    def stood_s(self, jobs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """For how long these running jobs have stood still, until now."""
+        stood: NDArray[np.float64] = self._stood_s[jobs] + self.stopped[jobs] * (self.now_s - self.since_s[jobs])
+        return stood
 
     # -- what policies do ---------------------------------------------------------------------
     def start(self, job: int, gpu: int) -> None:
@@ -126,6 +133,12 @@ class World:
         self._leave(job)
         self.waiting[job] = True
 
+    def stop_at_node(self, job: int, still: bool) -> None:
+        """Let the one that came last stand still, or go on; it keeps its half of the card."""
+        self._run_at(job, 0.0)
+        self.stopped[job] = still
+        self._set_rates(int(self.gpu[job]))
+
     # -- what the clock does ------------------------------------------------------------------
     def next_end_s(self) -> float:
         """When the next job ends, if nothing else happens."""
@@ -162,6 +175,7 @@ class World:
 
     def _leave(self, job: int) -> None:
         self._run_at(job, 0.0)
+        self.stopped[job] = False
         self._version[job] += 1
         gpus = self.gang.pop(job, None) or [int(self.gpu[job])]
         gpu = gpus[0]
@@ -171,6 +185,9 @@ class World:
             self.pairings_ended.append((*pair, self.now_s - float(self._paired_since[gpu])))
         if self.first[gpu] == job:
             self.first[gpus] = self.second[gpus]  # the one who stays is the resident now
+            if self.first[gpu] != NOBODY:
+                self._run_at(int(self.first[gpu]), 0.0)
+                self.stopped[self.first[gpu]] = False
         self.second[gpus] = NOBODY
         if self.first[gpu] == NOBODY:
             self.whole[gpus] = False
@@ -183,6 +200,10 @@ class World:
         if b == NOBODY:
             self._run_at(a, 1.0)
             return
+        if self.stopped[b]:
+            self._run_at(a, 1.0)
+            self._run_at(b, 0.0)
+            return
         kind_a, kind_b = self.work.profile[a], self.work.profile[b]
         self._run_at(a, float(self.rate_of[kind_a, kind_b]))
         self._run_at(b, float(self.rate_of[kind_b, kind_a]))
@@ -191,6 +212,7 @@ class World:
         """Book what `job` did until now, and let it go on at `rate`."""
         passed_s = self.now_s - self.since_s[job]
         self.ran_s[job] += passed_s
+        self._stood_s[job] += passed_s if self.stopped[job] else 0.0
         self.remaining_s[job] -= self.rate[job] * passed_s
         self.since_s[job] = self.now_s
         self.rate[job] = rate

@@ -136,12 +136,29 @@ def test_promises_are_kept_on_the_pessimistic_rate() -> None:
     assert places(decide([card(occupant())], [long], knowledge=Flat(0.8, low=0.5))) == NOWHERE
 
 
-def test_an_uncertain_guest_is_tried_where_even_the_worst_fits_the_budget() -> None:
+def test_an_uncertain_guest_is_tried_where_the_worst_fits_the_residents_budget() -> None:
     unsure = Flat(0.65, low=0.4)
     assert only(decide([card(occupant())], [pending(limit_s=2000)], knowledge=unsure)).reasons.explored
-    # 25 % of 10 000 s is 2500 s; at rate 0.2 a guest costs four times its duration.
-    assert only(decide([card(occupant())], [pending(expected_s=620, limit_s=2000)], knowledge=unsure)).reasons.explored
-    assert places(decide([card(occupant())], [pending(expected_s=630, limit_s=2000)], knowledge=unsure)) == NOWHERE
+    # 25 % of 10 000 s is 2500 s; at a rate of 0.4 a guest costs one and a half times its duration.
+    assert only(decide([card(occupant())], [pending(expected_s=1660, limit_s=2000)], knowledge=unsure)).reasons.explored
+    assert places(decide([card(occupant())], [pending(expected_s=1670, limit_s=2000)], knowledge=unsure)) == NOWHERE
+
+
+def test_an_uncertain_guest_that_could_lose_much_waits_unless_its_resident_leaves_it_in_time() -> None:
+    """In 150 s the card is free: at worst they are 375 s together, which costs it 225; that is half of 450."""
+    unsure, ending = Flat(0.7, low=0.4), occupant(expected_s=1150, limit_s=2000)
+    for expected_s, where in ((440, NOWHERE), (460, BESIDE_RESIDENT)):
+        assert places(decide([card(ending)], [pending(expected_s=expected_s)], knowledge=unsure)) == where
+
+
+def test_a_workload_is_tried_once_at_a_time() -> None:
+    """Its second job waits for the verdict of the first; 20 s later it is told."""
+    unsure, two = Flat(0.65, low=0.4), [pending("p"), pending("q")]
+    cards = [card(occupant()), card(occupant("s"), index=1)]
+    assert len(places(decide(cards, two, knowledge=unsure))) == 1
+    for began_s, found in ((10, 0), (30, 1)):
+        tried = card(occupant(), occupant("g", start_s=NOW - began_s), index=1)
+        assert len(places(decide([card(occupant("s")), tried], two[:1], knowledge=unsure))) == found
 
 
 def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card_whole() -> None:
@@ -159,8 +176,10 @@ def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card
 
 def test_the_card_that_is_free_first_is_kept_for_the_head_of_the_queue() -> None:
     resident = occupant(limit_s=12_000)
-    head = pending("head", expected_s=6100, limit_s=20_000)  # too long for a guest
+    soon = pending("head", expected_s=6100, limit_s=20_000, mem_used_mib=15_000)  # too big for a guest
     guest = pending(limit_s=11_001)
+    assert places(decide([card(resident)], [soon, guest])) == BESIDE_RESIDENT
+    head = replace(soon, eligible_s=NOW - 6100)  # it has waited for as long as it runs
     assert places(decide([card(resident)], [head, guest])) == NOWHERE
     sooner = occupant("sooner", expected_s=9000, limit_s=9000)  # the head is content with half of the other card
     assert places(decide([card(resident), card(sooner, index=1)], [head, guest])) == BESIDE_RESIDENT

@@ -77,7 +77,7 @@ def test_each_rule_has_its_own_reason(case: dict[str, Any], code: Code) -> None:
 
 def test_rates_that_nobody_knows_are_told_as_such() -> None:
     short = card(occupant(expected_s=1500, limit_s=2000))
-    assert only(gpus=[short], knowledge=Flat(0.6, 0.1)).code is Code.EXPLORATION
+    assert only(gpus=[short], knowledge=Flat(0.65, 0.5)).code is Code.EXPLORATION
 
 
 def test_a_job_that_would_hold_up_the_next_in_the_queue_is_told_how_short_it_must_be() -> None:

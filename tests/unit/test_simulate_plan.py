@@ -13,9 +13,8 @@ from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, Pending
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
-from slurm_gpushare.whatif.known_durations import Durations
 from slurm_gpushare.whatif.our_policy import Gpushare, Options
-from slurm_gpushare.whatif.simulate import Policy, run
+from slurm_gpushare.whatif.simulate import run
 from slurm_gpushare.whatif.world import NOBODY, World
 
 SETTINGS = PolicySettings(extend_time_limit=True, aged_s=float("inf"))
@@ -36,16 +35,10 @@ class MeasuredKnowledge:
         """Nothing to learn."""
 
 
-class ByPlan(Policy):
+class ByPlan(Gpushare):
     """Builds the whole snapshot at each event and does what the plan says."""
 
-    def __init__(self, work: SimulatedJobs, settings: PolicySettings) -> None:
-        super().__init__(work)
-        self.settings = settings
-        self.successors: set[int] = set()
-        self.limit_s = Durations(work, "known").limit_s
-
-    def schedule(self, world: World) -> None:
+    def place(self, world: World) -> None:
         work = world.work
         arrived = int(np.searchsorted(work.submit_s, world.now_s, side="right"))
         names = work.pairs.profiles
@@ -66,7 +59,7 @@ class ByPlan(Policy):
             if placement.how in {How.BESIDE, How.TOGETHER, How.SUCCEEDS}:
                 world.start(int(placement.key), placement.place.first)
             if placement.how is How.SUCCEEDS:
-                self.successors.add(int(placement.key))
+                self.successor[int(placement.key)] = True
 
     def _gpu(self, world: World, gpu: int) -> Gpu:
         jobs = [int(job) for job in (world.first[gpu], world.second[gpu]) if job != NOBODY]
@@ -76,7 +69,7 @@ class ByPlan(Policy):
         return Workload(
             world.work.pairs.profiles[world.work.profile[job]],
             mem_used_mib=1,
-            limit_s=float(self.limit_s[job]),
+            limit_s=float(self.durations.limit_s[job]),
             expected_s=float(world.work.duration_s[job]),
         )
 
@@ -87,8 +80,9 @@ class ByPlan(Policy):
             str(job),
             self._workload(world, job),
             start_s=start_s,
-            lost_s=world.now_s - start_s - done_s,
-            joined=bool(world.guest[job]) and job not in self.successors,
+            lost_s=world.now_s - start_s - done_s - float(world.stood_s(np.array([job]))[0]),
+            paused_s=float(world.stood_s(np.array([job]))[0]),
+            joined=bool(world.guest[job]) and not self.successor[job],
         )
 
     def _pending(self, world: World, job: int) -> PendingJob:
@@ -115,10 +109,11 @@ def workload(seed: int, jobs: int = 60, gpus: int = 4, kinds: int = 5) -> Simula
 def test_the_simulator_decides_as_the_plan_does(seed: int, objective: str) -> None:
     settings = replace(SETTINGS, objective=objective)
     work = workload(seed)
-    fast = run(work, Gpushare(work, options=Options(knowledge="oracle", settings=settings)))
-    by_plan = ByPlan(work, settings)
+    options = Options(knowledge="oracle", settings=settings)
+    fast = run(work, Gpushare(work, options=options))
+    by_plan = ByPlan(work, options=options)
     slow = run(work, by_plan)
     assert fast.shared.any()
-    assert by_plan.successors
+    assert by_plan.successor.any()
     np.testing.assert_allclose(fast.start_s, slow.start_s, atol=1e-6)
     np.testing.assert_allclose(fast.end_s, slow.end_s, atol=1e-6)

@@ -147,16 +147,16 @@ def test_what_is_measured_holds_for_all_of_the_time_together(tmp_path: Path, mon
     assert not scene.watch.measured(3)
 
 
-def test_a_long_pairing_is_learned_from_while_it_lasts_and_once(
+def test_a_pairing_is_learned_from_at_its_first_verdict_and_in_full_after_two_minutes_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Scene(tmp_path, monkeypatch, since_s=90)
+    scene = Scene(tmp_path, monkeypatch, since_s=20)
     scene.look(record(1, 80.0, 72.0), record(2, 50.0, 40.0))
-    assert scene.store.observations.after(0) == []  # 90 s are too short
+    assert [seen.weight for seen in scene.store.observations.after(0)] == [0.5, 0.5]
     for _ in range(2):
-        scene.watch.look(PairChanges((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 30), scene.config)
+        scene.watch.look(PairChanges((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 100), scene.config)
     scene.end()
-    assert len(scene.store.observations.after(0)) == 2
+    assert [seen.weight for seen in scene.store.observations.after(0)] == [0.5] * 4
 
 
 def test_who_came_last_is_paused_when_the_resident_is_about_to_lose_more_than_promised(
