@@ -72,7 +72,6 @@ ROOTS = (
     ROOT,
     ROOT / "lab" / "gpushare_lab",
     ROOT / "slurm_gpushare",
-    ROOT / "slurm_gpushare" / "coschedule",
     ROOT / "tests",
 )
 MADE_LATER = {"out/chaos.json", "sql/NNNN_name.sql"}
