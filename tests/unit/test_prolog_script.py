@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,10 +70,22 @@ def test_jobs_whose_gpus_are_named_are_measured_all_the_same(node: Node) -> None
     assert 100 + MOST not in node.samplers()
 
 
+def end(pid: int) -> None:
+    """Kill a process, and wait until it has let go of all that it held; whoever started it may reap it later."""
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(1000):
+        with contextlib.suppress(FileNotFoundError):
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                time.sleep(0.01)
+                continue
+        return
+    raise AssertionError(f"{pid} does not end")
+
+
 def test_a_sampler_whose_search_is_over_makes_room(node: Node) -> None:
     for job in range(100, 100 + MOST):
         node.prolog(job)
-    os.kill(node.samplers()[100], signal.SIGKILL)
+    end(node.samplers()[100])
     node.prolog(200)
     node.prolog(201)
     assert 200 in node.samplers()
