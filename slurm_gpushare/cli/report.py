@@ -55,6 +55,7 @@ from slurm_gpushare.protocol.text import (
 )
 from slurm_gpushare.report.export import to_csv, to_json
 from slurm_gpushare.report.job_figures import CpuSummary, Distribution
+from slurm_gpushare.report.job_text import NOT_MEASURABLE
 from slurm_gpushare.report.pages import Origin
 from slurm_gpushare.report.report_page import SHADOW_TITLE, known_cells, profile_points, render_report
 from slurm_gpushare.report.sources import Filters, PublishedSource, Source, StoreSource, collect
@@ -232,6 +233,8 @@ def _figures(found: Report) -> str:
         error = f"{text_of(found.prediction_error_points, '.1f')} points off on average"
         lines.append(("predictions", f"{error}, of {found.predictions} jobs"))
     lines.append(("past promise", _broken(len(found.past_promise), isd.count)))
+    if found.blind:
+        lines.append(("under MPS", f"{found.blind} jobs shared cards that hide single jobs: {NOT_MEASURABLE}"))
     if found.given_back_jobs or found.pauses:
         given = f"{duration_text(found.given_back_s)} added to the time limits of {found.given_back_jobs} jobs"
         pauses = f"; {found.pauses} pauses to keep promises, {duration_text(found.paused_s)}" if found.pauses else ""

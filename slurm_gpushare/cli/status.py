@@ -33,6 +33,7 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.text import clock
 from slurm_gpushare.report.export import gpu_json, queued_json
+from slurm_gpushare.report.job_text import NOT_MEASURABLE
 from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.sources import LiveFigures, PublishedSource
 from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
@@ -143,6 +144,8 @@ def _notes(live: LiveFigures, hidden: bool) -> Iterator[str]:
         yield f"Cards that became empty for one of our jobs: {counts}{kept}."
     for card, why in sorted(live.off.items()):
         yield f"{card.node}:{card.index} is out of sharing" + (f": {why}" if why else ".")
+    if hiding := sorted({job.card for job in live.jobs.values() if job.blind and job.card and job.beside}):
+        yield f"Under MPS and hiding single jobs: {', '.join(hiding)}; {NOT_MEASURABLE}."
     if live.knowledge:
         yield f"The helper starts from {live.knowledge}."
 

@@ -26,6 +26,7 @@ from slurm_gpushare.helper.second_halves import Join
 from slurm_gpushare.helper.snapshot import How, Occupant, PendingJob, Placement, Reasons, Snapshot
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
 from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.record import Mps
 
 Ranked = tuple[int, PendingJob]
 BLOCK_KINDS = 64
@@ -60,7 +61,7 @@ class SiteHalves:
 
     def __init__(self, view: PlanInput, asked: Asked) -> None:
         self.view, self.asked = view, asked
-        self.knowledge = known_on(view.knowledge, view.snapshot.gpus[asked.lanes[0].gpu].model)
+        self.knowledge = known_on(view.knowledge, view.snapshot.gpus[asked.lanes[0].gpu].rates_of)
         self.short_s = longest_guest_s(mean_duration_s(view.snapshot, asked.width), view.settings)
         self.all_lanes = len(asked.lanes)
         self.placements: list[Placement] = []
@@ -254,9 +255,12 @@ class SiteFit:
         self.residents = [lane.resident.workload for lane in lanes]
         self.running = running([lane.resident for lane in lanes], view.snapshot.now_s, view.settings)
         self.gpus = np.array([lane.gpu for lane in lanes], np.int64)
+        cards = [view.snapshot.gpus[lane.gpu] for lane in lanes]
+        self._one_user = np.array([card.mps is Mps.ONE_USER for card in cards], bool)
+        self._blind = np.array([card.blind for card in cards], bool)
         self.clusters = [job.workload.cluster for job in self.jobs], [resident.cluster for resident in self.residents]
         keep = 1.0 - self.settings.memory_headroom_pct / 100.0
-        total_mib = [view.snapshot.gpus[lane.gpu].mem_total_mib for lane in lanes]
+        total_mib = [card.mem_total_mib for card in cards]
         self._free_mib = np.array(  # a job without a profile might need anything
             [
                 total * keep - resident.mem_used_mib if resident.mem_used_mib is not None else -1.0
@@ -282,12 +286,21 @@ class SiteFit:
 
     def owners(self, rows: Ints, columns: Ints) -> Bools:
         who = self.settings.share_across
-        if who == "any":
-            return np.ones((1, 1), bool)
+        return np.ones((1, 1), bool) if who == "any" else self._same(who, rows, columns)
+
+    def _same(self, who: str, rows: Ints, columns: Ints) -> Bools:
         ours = np.array([getattr(self.jobs[i].workload, who) for i in rows.tolist()], object)
         theirs = np.array([getattr(self.residents[j], who) for j in columns.tolist()], object)
         same: Bools = ours[:, None] == theirs
         return same
+
+    def served(self, rows: Ints, columns: Ints) -> Bools:
+        one_user = self._one_user[columns]
+        return ~one_user | self._same("user", rows, columns) if one_user.any() else np.ones((1, 1), bool)
+
+    def measurable(self, columns: Ints) -> Bools:
+        seen: Bools = ~self._blind[columns]
+        return seen
 
     def need_mib(self, rows: Ints) -> Floats:
         jobs = [self.jobs[i].workload for i in rows.tolist()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge, Refit
 from slurm_gpushare.knowledge.rates import UNIT_SD
 from slurm_gpushare.protocol.history import Span
-from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.record import UNDER_MPS, Record
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.sharing import Observation
 from slurm_gpushare.store.store import Store
@@ -57,6 +58,7 @@ class Learner:
         self._store = store
         self._writes = writes
         self.gpu_model = gpu_model
+        self._card_model = gpu_model.removesuffix(UNDER_MPS)
         self.base = base_in_force(store, gpu_model)
         self.knowledge = self.base.knowledge()
         self.clusters: dict[str, int] = {}
@@ -80,11 +82,11 @@ class Learner:
         `new_profiles` is what `assign_new` said, where somebody has asked it for several models.
         """
         if not self._started:
-            self._know(list(self._store.profiles.all(self.gpu_model)))
+            self._know(list(self._store.profiles.all(self._card_model)))
         if self._writes:
             changed, assigned = assign_new(self._store) if new_profiles is None else new_profiles
-            self._know([profile for profile in changed if profile.gpu_model == self.gpu_model])
-            here = (item for item in assigned if item.gpu_model == self.gpu_model)
+            self._know([profile for profile in changed if profile.gpu_model == self._card_model])
+            here = (item for item in assigned if item.gpu_model == self._card_model)
             self.clusters.update({item.token: item.cluster for item in here})
             self._runs_ended()
         count = 0
@@ -126,7 +128,7 @@ class Learner:
         new = list(self._store.runs.after(self._last_run))
         for ended in new:
             for run in (ended, *self._waiting.pop(ended.job_id, ())):
-                if run.by_node and run.shared_s > 0.0 and run.gpu_model == self.gpu_model:
+                if run.by_node and run.shared_s > 0.0 and run.gpu_model == self._card_model:
                     self._learn_from(run)
             self._last_run = max(self._last_run, ended.settled_seq)
         if new:
@@ -134,7 +136,7 @@ class Learner:
 
     def _learn_from(self, run: StoredRun) -> None:
         record, profile = self._store.runs.record(run.id), self._store.profiles.get(run.token, run.gpu_model)
-        if record is None:
+        if record is None or (record.mps is not None) is not self.gpu_model.endswith(UNDER_MPS):
             return
         mine = [span for span in self._store.sharing.of_job(run.job_id) if _within(span, run)]
         spans = {span.side_of(run.job_id).neighbour: span for span in mine}
@@ -143,13 +145,13 @@ class Learner:
         found = lessons(record, alone_pct, beside)
         new = [
             Observation(
-                f"activity:{run.job_id}:{job}:{record.run_id}", run.gpu_model, run.token, beside[job].token,
+                f"activity:{run.job_id}:{job}:{record.run_id}", self.gpu_model, run.token, beside[job].token,
                 lesson.rate, lesson.weight, int(run.end_s),
             )
             for job, lesson in found.items()
         ]  # fmt: skip
         if profile is not None:
-            new += elapsed_observations(record, profile, beside)
+            new += (replace(item, gpu_model=self.gpu_model) for item in elapsed_observations(record, profile, beside))
         self._store.observations.add(new)
         rates = {job: lesson.rate for job, lesson in found.items()} | rates_of_run(record, alone_pct, beside)
         seen = [(span, rates.get(span.side_of(run.job_id).neighbour)) for span in mine]

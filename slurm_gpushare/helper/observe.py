@@ -44,8 +44,8 @@ class View:
 
     @property
     def gpu_models(self) -> dict[GpuAddress, str]:
-        """Each card's model."""
-        return {GpuAddress(gpu.node, gpu.index): gpu.model for gpu in self.snapshot.gpus}
+        """Under which name each card's rates are kept."""
+        return {GpuAddress(gpu.node, gpu.index): gpu.rates_of for gpu in self.snapshot.gpus}
 
     def free_until_s(self, job: Job) -> float:
         """When the next reservation of one of its nodes begins."""
@@ -130,6 +130,8 @@ def _gpu(card: GpuAddress, use: CardUse, node: Node, config: Config, facts: Queu
         and site_model in config.gpu_models
         and bool(set(node.partitions) & set(config.partitions)),
         exclusive_process=card in facts.one_process or card in facts.off,
+        mps=facts.mps.get(card),
+        blind=card in facts.blind,
         occupants=tuple(occupants),
     )
 

@@ -13,6 +13,7 @@ from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import Span, SpanSide
+from slurm_gpushare.protocol.record import UNDER_MPS
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.store import Store
@@ -44,6 +45,12 @@ class Pair:
     gpus: int = 1
     """Of gangs: all cards of the node, of which `card` is the first."""
     gpu_model: str = ""
+    """Under which name its rates are kept."""
+
+    @property
+    def card_model(self) -> str:
+        """Under which name profiles are."""
+        return self.gpu_model.removesuffix(UNDER_MPS)
 
     @property
     def key(self) -> PairKey:

@@ -110,7 +110,8 @@ def _share(
         lanes = [*open_lanes(gpus, width), *(lane for lane in beside if lane is not None)]
         lanes = sorted((lane for lane in lanes if lane.resident.key not in taken), key=lambda lane: lane.gpu)
         wanted = first_wanting(view.sites, queue, width)
-        for model, here in by_model(view.snapshot, lanes).items():
+        for here in by_rates(view.snapshot, lanes):
+            model = gpus[here[0].gpu].model
             placed = {placement.key for placement in found}
             asking = ((rank, job) for rank, job in queue if job.shares and job.workload.width == width)
             guests = [(r, j) for r, job in asking if job.key not in placed and (j := job.on(model)) is not None]
@@ -122,9 +123,9 @@ def _share(
     return found
 
 
-def by_model(snapshot: Snapshot, lanes: Sequence[Lane]) -> dict[str, list[Lane]]:
-    """The lanes of each GPU model: nobody is matched across models."""
+def by_rates(snapshot: Snapshot, lanes: Sequence[Lane]) -> Iterable[list[Lane]]:
+    """The lanes of each GPU model, those under MPS apart: nobody is matched across models."""
     found: dict[str, list[Lane]] = {}
     for lane in lanes:
-        found.setdefault(snapshot.gpus[lane.gpu].model, []).append(lane)
-    return found
+        found.setdefault(snapshot.gpus[lane.gpu].rates_of, []).append(lane)
+    return found.values()

@@ -106,8 +106,9 @@ class Publisher:
                 others = [other.raw_id for other in names if other.key != job.key]
                 where[job.key] = (place_of(job, card), others[0] if others else None)
         sides = sides_by_job(self._store.sharing.open())
+        blind = {f"{gpu.node}:{gpu.index}" for gpu in view.snapshot.gpus if gpu.blind}
         return {
-            job.key: _public(job, where.get(job.key, (None, None)), sides.get(job.raw_id), reasons.get(job.key))
+            job.key: _public(job, where.get(job.key, (None, None)), sides.get(job.raw_id), reasons.get(job.key), blind)
             for job in view.jobs.values()
             if job.tag is not None and not job.opted_out
         }
@@ -169,6 +170,7 @@ def _public(
     place: tuple[str | None, int | None],
     side: SpanSide | None,
     reason: Reason | None,
+    blind: Collection[str],
 ) -> PublicJob:
     if job.paused:  # by us; of a job that its administrator suspended Slurm's own state says enough
         reason = Reason(Code.PAUSED)
@@ -184,6 +186,7 @@ def _public(
         have=_finite(reason.have) if reason else None,
         wait_s=_finite(reason.wait_s) if reason else None,
         paused=job.paused,
+        blind=place[0] in blind,
         given_back_s=int(job.given_s),
     )
 

@@ -16,7 +16,7 @@ from slurm_gpushare.helper.occupancy import GpuAddress, token_of
 from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.history import OUTSIDERS
-from slurm_gpushare.protocol.record import UNTOLD_MOST_S, Record
+from slurm_gpushare.protocol.record import UNTOLD_MOST_S, Mps, Record
 from slurm_gpushare.slurm.accounting import Qos
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
@@ -62,6 +62,10 @@ class QueueFacts:
     """Memory of a node's GPUs, where telemetry has told it."""
     one_process: frozenset[GpuAddress] = frozenset()
     """Cards whose compute mode admits a single process, or of which nobody can say who uses them, by telemetry."""
+    mps: Mapping[GpuAddress, Mps] = field(default_factory=dict)
+    """Cards under an MPS server, as telemetry has told."""
+    blind: frozenset[GpuAddress] = frozenset()
+    """Those of them that tell nothing of single processes."""
     off: frozenset[GpuAddress] = frozenset()
     """Cards that an administrator has taken out of sharing."""
     default_card_mem_mib: Mapping[str, int] = field(default_factory=dict)
@@ -120,7 +124,7 @@ class StoreReader:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._card_mem_mib: dict[str, int] = {}
-        self._one_process: set[GpuAddress] = set()
+        self._latest: dict[GpuAddress, Record] = {}
         self._outsiders: dict[GpuAddress, str] = {}
         """Cards on which processes of no job were seen, and during which run that was said."""
         self._records_since_s = 0.0
@@ -142,8 +146,7 @@ class StoreReader:
             if record.features.mem_total_mib:
                 self._card_mem_mib[record.node] = int(record.features.mem_total_mib)
             card = GpuAddress(record.node, record.gpu_index)
-            kept = record.one_process or record.untold_s >= UNTOLD_MOST_S
-            (self._one_process.add if kept else self._one_process.discard)(card)
+            self._latest[card] = record
             self._say_outsiders(card, record)
         self._records_since_s = now_s - 120.0
         return QueueFacts(
@@ -151,7 +154,11 @@ class StoreReader:
             own_names=models_of(self._store.database, site_models),
             sharing=sharing,
             card_mem_mib=dict(self._card_mem_mib),
-            one_process=frozenset(self._one_process),
+            one_process=frozenset(
+                card for card, it in self._latest.items() if it.one_process or it.untold_s >= UNTOLD_MOST_S
+            ),
+            mps={card: record.mps for card, record in self._latest.items() if record.mps},
+            blind=frozenset(card for card, record in self._latest.items() if record.blind),
             off=frozenset(GpuAddress(card.node, card.gpu) for card in off_cards(self._store)),
             # Where a node has not told yet, the smallest card of the model on which any of these jobs was seen.
             default_card_mem_mib={

@@ -21,11 +21,13 @@ class Code(StrEnum):
     PREEMPTION = "preemption"
     LIMIT = "limit"
     OWNERS = "owners"
+    MPS_USER = "mps-user"
     MEMORY = "memory"
     TOO_LONG = "too-long"
     FORBIDDEN = "forbidden"
     PROMISE = "promise"
     EXPLORATION = "exploration"
+    NOT_MEASURABLE = "not-measurable"
     TIME_LIMIT = "time-limit"
     PRIORITY = "priority"
     NO_GAIN = "no-gain"
@@ -67,6 +69,7 @@ _WORDS: Mapping[Code, tuple[str, str]] = {
         "one of those jobs that ends",
     ),
     Code.OWNERS: ("the site lets only jobs of one user or account share, and none of those has room", "ShareAcross"),
+    Code.MPS_USER: ("MPS serves one user at a time on those cards, and none of that user's has room", "another card"),
     Code.MEMORY: (
         "it needs {need} MiB of GPU memory, and beside the best neighbour {have} MiB are free",
         "a neighbour that uses less, or a smaller batch",
@@ -83,6 +86,10 @@ _WORDS: Mapping[Code, tuple[str, str]] = {
     Code.EXPLORATION: (
         "how it goes together with the jobs it could join is not known yet, and a trial could cost them too much",
         "a neighbour with more of its run left",
+    ),
+    Code.NOT_MEASURABLE: (
+        "how it goes together with the jobs it could join is not known, and their cards tell nothing of single jobs",
+        "a run beside them on a card without MPS",
     ),
     Code.TIME_LIMIT: (
         "sharing could make it, or the job it joins, miss its time limit",

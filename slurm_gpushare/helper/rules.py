@@ -134,6 +134,12 @@ class Fit(Protocol):
     def owners(self, rows: Ints, columns: Ints) -> Bools:
         """Whether the site lets the two owners share."""
 
+    def served(self, rows: Ints, columns: Ints) -> Bools:
+        """Whether an MPS server that is there would take the second job too."""
+
+    def measurable(self, columns: Ints) -> Bools:
+        """Where the card tells what each of two jobs does."""
+
     def need_mib(self, rows: Ints) -> Floats: ...
 
     def free_mib(self, columns: Ints) -> Floats:
@@ -254,6 +260,17 @@ def _owners(offers: Offers) -> Bools:
     return _EVERYBODY if fit is None else fit.owners(offers.rows, offers.columns)
 
 
+def _served(offers: Offers) -> Bools:
+    fit = offers.scene.fit
+    return _EVERYBODY if fit is None else fit.served(offers.rows, offers.columns)
+
+
+def _measurable(offers: Offers) -> Bools:
+    """Nothing is tried where nobody would see how it goes."""
+    fit, tried = offers.scene.fit, offers.scene.terms.explored[offers.cell]
+    return _EVERYBODY if fit is None else ~tried | fit.measurable(offers.columns)
+
+
 def _memory(offers: Offers) -> Bools:
     return _EVERYBODY if offers.scene.fit is None else _need_mib(offers)[:, None] <= _free_mib(offers)
 
@@ -363,11 +380,13 @@ RULES: tuple[Rule, ...] = (
     Rule(Code.PREEMPTION, _not_vacated),
     Rule(Code.LIMIT, _within_gpu_limits),
     Rule(Code.OWNERS, _owners),
+    Rule(Code.MPS_USER, _served),
     Rule(Code.MEMORY, _memory, _need_mib, lambda offers: np.maximum(_free_mib(offers), 0.0)),
     Rule(Code.FORBIDDEN, _never_together),
     Rule(Code.TOO_LONG, _short, lambda offers: offers.d[:, 0], lambda offers: np.full(1, offers.scene.short_s)),
     Rule(Code.PROMISE, _promised),
     Rule(Code.EXPLORATION, _worth_a_trial),
+    Rule(Code.NOT_MEASURABLE, _measurable),
     Rule(
         Code.PRIORITY,
         _nobody_held_up,
@@ -381,7 +400,7 @@ RULES: tuple[Rule, ...] = (
 """What must hold of a guest and its resident, in the order in which a job that waits is told."""
 
 LONG_GUEST_RULES = tuple(rule for rule in RULES if rule.code is not Code.TOO_LONG)
-_SITES_OWN = (Code.PLACE, Code.PREEMPTION, Code.LIMIT, Code.OWNERS, Code.MEMORY)
+_SITES_OWN = (Code.PLACE, Code.PREEMPTION, Code.LIMIT, Code.OWNERS, Code.MPS_USER, Code.MEMORY)
 HARD_RULES = tuple(rule for rule in RULES if rule.code in (*_SITES_OWN, Code.TIME_LIMIT))
 """What the policies without promises keep to."""
 

@@ -29,8 +29,9 @@ class SiteKnowledge(KnowledgeByModel):
 
     @property
     def learners(self) -> list[Learner]:
-        """Of the site's models, in the order of gpushare.conf."""
-        return [self._learner(model) for model in models_of(self._store.database, self.site_models).values()]
+        """Of the site's models, in the order of gpushare.conf, and of those of them that were met under MPS."""
+        models = models_of(self._store.database, self.site_models).values()
+        return [self._learner(model) for model in dict.fromkeys((*models, *self._learners))]
 
     @property
     def titles(self) -> str:

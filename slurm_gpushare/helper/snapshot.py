@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from slurm_gpushare.protocol.record import UNDER_MPS, Mps
+
 FOREVER = float("inf")
 
 
@@ -87,6 +89,13 @@ class Gpu:
     exclusive_process: bool = False  # compute mode that admits one process only
     vacating: bool = False  # a job that may preempt those on it waits for it
     occupants: tuple[Occupant, ...] = ()
+    mps: Mps | None = None  # under an MPS server
+    blind: bool = False  # which hides what single jobs do: nothing is measured of pairs
+
+    @property
+    def rates_of(self) -> str:
+        """Under which name rates on this card are known."""
+        return self.model + (UNDER_MPS if self.mps else "")
 
     @property
     def has_room(self) -> bool:

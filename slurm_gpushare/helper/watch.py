@@ -97,12 +97,12 @@ class Watch:
         records = self._store.live.of_jobs(jobs) if jobs else {}
         by_model = self._store.profiles.by_model({token for pair in pairs for token in pair.tokens}) if pairs else {}
         for pair in pairs:
-            seen = self._measured.take(pair, records, by_model.get(pair.gpu_model, {}))
+            seen = self._measured.take(pair, records, by_model.get(pair.card_model, {}))
             self._ledger.measured(pair.key, seen.rate(pair.resident), seen.rate(pair.guest))
         costs = self._ledger.sharing() if pairs else {}
         anew = self._store.conduct.to_measure() if pairs else frozenset()
         for pair in (self._ledger.pairs[pair.key] for pair in pairs if pair.key in self._ledger.pairs):
-            seen, profiles = self._measured.of(pair), by_model.get(pair.gpu_model, {})
+            seen, profiles = self._measured.of(pair), by_model.get(pair.card_model, {})
             now = _Look(profiles, costs, anew, view, config)
             status = self._status(pair, seen, now)
             self._note_broken(status, now_s)

@@ -13,7 +13,7 @@ import numpy as np
 
 from slurm_gpushare.helper.lanes import Asked, PlanInput, Ranked, SiteHalves
 from slurm_gpushare.helper.places import Sites, first_wanting, open_lanes
-from slurm_gpushare.helper.plan import by_model
+from slurm_gpushare.helper.plan import by_rates
 from slurm_gpushare.helper.reasons import Code, Reason
 from slurm_gpushare.helper.rules import LONG_GUEST_RULES, RULES, Bools, Offers
 from slurm_gpushare.helper.snapshot import LeftToSlurm, PendingJob, Plan, Snapshot
@@ -70,7 +70,8 @@ def _explained(
     width = asked[0][1].workload.width
     wanted = first_wanting(view.sites, enumerate(view.snapshot.pending), width)
     found: dict[str, Reason] = {}
-    for model, lanes in by_model(view.snapshot, open_lanes(view.snapshot.gpus, width)).items():
+    for lanes in by_rates(view.snapshot, open_lanes(view.snapshot.gpus, width)):
+        model = view.snapshot.gpus[lanes[0].gpu].model
         here = [(rank, on) for rank, job in asked if job.key not in found and (on := job.on(model)) is not None]
         if here:
             halves = SiteHalves(view, Asked(width, here, lanes, wanted, waits_s))

@@ -47,6 +47,8 @@ class RunFigures:
     shared_s: float = 0.0
     end_s: float | None = None
     """When it was measured last; None of earlier releases' files."""
+    blind: bool = False
+    """Its card told nothing of single jobs (`Record.blind`)."""
 
 
 def _mean(periods: Iterable[Period], name: str) -> float | None:
@@ -80,4 +82,5 @@ def run_figures(record: Record) -> RunFigures:
         alone_s=record.alone_s,
         shared_s=record.shared_s,
         end_s=record.end_s,
+        blind=record.blind,
     )

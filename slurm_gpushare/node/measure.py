@@ -20,6 +20,7 @@ from slurm_gpushare.protocol.record import (
     OUTSIDE,
     Closed,
     Features,
+    Mps,
     Neighbour,
     Period,
     Record,
@@ -172,7 +173,8 @@ class RunSoFar:
         self.identity = identity
         self.closed = Closed.OPEN
         self.gpu_model: str | None = None
-        self.one_process = False
+        self.one_process = self.blind = False
+        self.mps: Mps | None = None
         self.latest: Mapping[str, float] = {}
         self._start_s = start_s
         self._run_id = new_id()
@@ -315,6 +317,8 @@ class RunSoFar:
             neighbours=tuple(Neighbour(job_id, round(seconds, 3)) for job_id, seconds in longest),
             token=self.identity.token,
             one_process=self.one_process,
+            mps=self.mps,
+            blind=self.blind,
             gpus=len(self.identity.gpus),
             untold_s=round(self._untold_s, 3),
         )
@@ -412,6 +416,7 @@ class Measurement:
                 continue
             cards, readings = zip(*(samples[gpu] for gpu in gpus), strict=True)
             run.gpu_model, run.one_process = cards[0].model, any(card.one_process for card in cards)
+            run.mps, run.blind = cards[0].mps, any(card.blind for card in cards)
             neighbours = {job: uid for gpu in gpus for job, uid in self._neighbours(gpu).items()}
             at_rest = not {run.identity.job_id, *neighbours}.isdisjoint(stopped)
             run.add_cards(readings, self.members.owns, neighbours, elapsed, stopped=at_rest)

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
+import psutil
+
 CONTROL = "nvidia-cuda-mps-control"
+_SERVER = "nvidia-cuda-mps-server"
 _CONTROL_LIMIT_S = 10.0
+
+
+def mps_server_uid(pid: int) -> int | None:
+    """Whose MPS server a process is; None if it is none."""
+    try:
+        name = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        return os.stat(f"/proc/{pid}").st_uid if name.rpartition(b"/")[2] == _SERVER.encode() else None
+    except OSError:
+        return None
+
+
+def control_daemons() -> list[int]:
+    """The control daemons on this machine."""
+    named = (process.pid for process in psutil.process_iter(["name"]) if process.info["name"][:15] == CONTROL[:15])
+    return [pid for pid in named if mps_server_uid(pid) is None]
 
 
 class MpsError(Exception):

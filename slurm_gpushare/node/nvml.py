@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from slurm_gpushare.node.mps import mps_server_uid
 from slurm_gpushare.node.processes import Members
-from slurm_gpushare.protocol.record import gpu_model
+from slurm_gpushare.protocol.record import Mps, gpu_model
 
 _MIB = 1024 * 1024
 _SILENCE_S = 2.0  # the driver's own sample period is at most 1 s
@@ -63,12 +64,20 @@ class NvmlCard:
         self.handle = handle
         self._seen: dict[int, tuple[int, float]] = {}  # by process: its last sample, and when we saw it
         self._reports_processes = True
+        self.mps: Mps | None = None
+        """The server on the card, as of the last reading."""
+        self.blind = False
+        """Whether that server's activity is all that was told so far, and none of its clients'."""
         name = _ask(pynvml.nvmlDeviceGetName, handle)
         self.model = gpu_model(name.decode() if isinstance(name, bytes) else name or "")
-        mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle)
-        self.one_process = mode is not None and mode != pynvml.NVML_COMPUTEMODE_DEFAULT
+        self.mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle)
         limit = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         self._power_limit_w = limit / 1000 if limit else None
+
+    @property
+    def one_process(self) -> bool:
+        """Whether the card's compute mode turns a second process away; a server of MPS is one process."""
+        return not is_open(self.mode, self.mps is not None)
 
     def read(self, *, everything: bool) -> CardSample:
         """Activity and processes; with `everything` also power, temperature, clocks and PCIe.
@@ -110,9 +119,20 @@ class NvmlCard:
         running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
         if running is None:
             return None
-        used = {int(process.pid): process.usedGpuMemory for process in running}
+        clients = _ask(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, self.handle) or ()
+        used = {int(process.pid): process.usedGpuMemory for process in (*running, *clients)}
         loads = self._loads(used.keys())
-        return {pid: ProcessLoad(None if used[pid] is None else used[pid] / _MIB, *loads[pid]) for pid in used}
+        servers = {pid: uid for pid in used if (uid := mps_server_uid(pid)) is not None}
+        others = used.keys() - servers.keys()
+        if not servers and not clients:
+            self.mps, self.blind = None, False
+        else:
+            told = any(loads[pid][0] for pid in others)
+            self.blind = not told and (self.blind or self.mps is None)
+            self.mps = Mps.ONE_USER if any(servers.values()) else Mps.ALL_USERS  # root's serves all users
+            if self.blind:
+                return None
+        return {pid: ProcessLoad(None if used[pid] is None else used[pid] / _MIB, *loads[pid]) for pid in others}
 
     def _loads(self, pids: Collection[int]) -> dict[int, tuple[float | None, float | None]]:
         """Mean (SM, memory) utilisation of each process over its samples since the last call.
@@ -151,6 +171,12 @@ class NvmlCard:
                 self._reports_processes = False
             return ()
         return samples
+
+
+def is_open(mode: int | None, mps: bool) -> bool:
+    """Whether a compute mode lets a second job onto the card: EXCLUSIVE_PROCESS is right under MPS, wrong without."""
+    right = (pynvml.NVML_COMPUTEMODE_DEFAULT, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS if mps else None)
+    return mode is None or mode in right
 
 
 def open_cards(indices: Sequence[int]) -> dict[int, NvmlCard]:

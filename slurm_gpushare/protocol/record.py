@@ -49,6 +49,17 @@ class Scope(StrEnum):
     COMMAND = "command"
 
 
+class Mps(StrEnum):
+    """Whom an MPS server on a card serves."""
+
+    ONE_USER = "one-user"  # at a time: another user's program waits without a word
+    ALL_USERS = "all-users"
+
+
+UNDER_MPS = "MPS"
+"""Ends the name under which rates of a GPU model under MPS are kept: those of time slices say nothing of them."""
+
+
 class Closed(StrEnum):
     """Why the profile part of a record ended."""
 
@@ -149,6 +160,10 @@ class Record:
     """Only in a user's own record: which workload the command is. A node never knows."""
     one_process: bool = False
     """Whether the card's compute mode admits a single process, so that nobody can share it."""
+    mps: Mps | None = None
+    """The card is under an MPS server."""
+    blind: bool = False
+    """The card tells the server's activity and not its clients': beside others nothing is known of the job's own."""
     gpus: int = 1
     """Of a gang: on how many GPUs of the node it was, all measured as one; `gpu_index` is the first of them."""
     stopped_s: float = 0.0
@@ -390,6 +405,8 @@ _REQUIRED: dict[str, Check] = {
 _OPTIONAL: dict[str, Check] = {
     "token": partial(text, pattern=TOKEN),
     "one_process": _true,
+    "mps": partial(choice, kind=Mps),
+    "blind": _true,
     "gpus": _of_gang,
     "stopped_s": number,
     "woken": partial(whole, limit=2**31),

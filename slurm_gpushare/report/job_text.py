@@ -27,6 +27,7 @@ PREALLOCATED = (
     "constant and nearly the whole card: if its framework takes memory in advance (TensorFlow, JAX), let it grow as "
     "needed, else it cannot share"
 )
+NOT_MEASURABLE = "not measurable here: promises are not kept by us"
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 
@@ -148,6 +149,8 @@ def _cost(expected: float | None, measured: float | None) -> str:
 
 
 def _sharing(job: JobView, names: Mapping[int, str]) -> Iterator[str]:
+    if job.blind:
+        yield _line("Note", f"{NOT_MEASURABLE} (an MPS server hides what single jobs do)")
     for stay in job.stays:
         yield _line("Shared", _stay(stay, names))
     if job.stays:

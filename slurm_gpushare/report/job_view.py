@@ -203,6 +203,11 @@ class JobView:
         return self.run.power_w * self.gpu_s / 3.6e6
 
     @property
+    def blind(self) -> bool:
+        """Whether its card tells nothing of single jobs, so that nobody keeps its promise."""
+        return bool((self.run and self.run.blind) or (self.live and self.live.blind))
+
+    @property
     def past_promise(self) -> bool:
         broken = self.measured_isd_pct is not None and self.promised_pct is not None
         return broken and (self.measured_isd_pct or 0.0) > (self.promised_pct or 0.0)

@@ -10,8 +10,11 @@ from itertools import chain
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX, hold_dir, seal
+from slurm_gpushare.node.mps import control_daemons
+from slurm_gpushare.node.nvml import NvmlError, is_open, open_cards
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import user_name
+from slurm_gpushare.protocol.record import Mps
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
 from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
 from slurm_gpushare.site.owner_checks import may_write
@@ -19,6 +22,7 @@ from slurm_gpushare.store.credential import opener
 
 _START = "Start 'gpushare backfill'."
 _FENCE = "End it; ConstrainDevices=yes (cgroup.conf) and pam_slurm_adopt keep others off jobs' cards."
+_MULTI_USER = "Start its daemon with -multiuser-server (Volta or newer; users' faults then reach each other)."
 _OLD_S = 120.0
 """The helper writes its beat for the nodes every half minute at the least, also while nobody waits."""
 
@@ -228,7 +232,7 @@ def munge(config: Config) -> Iterator[Finding]:
 
 @check("nvml")
 def nvml(_: Config) -> Iterator[Finding]:
-    """On a machine with GPUs: NVML answers, and its cards admit two processes."""
+    """On a machine with GPUs: NVML answers, and its cards admit two jobs, under MPS those of two users."""
     import pynvml
 
     try:
@@ -238,14 +242,20 @@ def nvml(_: Config) -> Iterator[Finding]:
             yield failed(f"NVML does not start: {why}", "Check the NVIDIA driver: nvidia-smi.")
         return  # no GPU here: a controller
     try:
-        cards = range(pynvml.nvmlDeviceGetCount())
-        modes = [pynvml.nvmlDeviceGetComputeMode(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in cards]
-        if exclusive := [str(index) for index in cards if modes[index] != pynvml.NVML_COMPUTEMODE_DEFAULT]:
-            found = f"GPU {exclusive[0]} is in an exclusive compute mode: the second job's CUDA fails"
+        cards, daemon = open_cards(range(pynvml.nvmlDeviceGetCount())), bool(control_daemons())
+        busy = {index: (card.read(everything=False).util_pct or 0.0) > 0.0 for index, card in cards.items()}
+        if exclusive := [str(index) for index, card in cards.items() if not is_open(card.mode, daemon)]:
+            found = f"GPU {exclusive[0]} is in an exclusive compute mode without MPS: the second job's CUDA fails"
             yield failed(found, f"Run: nvidia-smi -i {','.join(exclusive)} -c DEFAULT", "compute-mode")
         else:
-            yield passed(f"{len(cards)} GPUs, all open to two processes")
-    except pynvml.NVMLError as why:
+            yield passed(f"{len(cards)} GPUs, all open to two jobs")
+        if one_user := [str(index) for index, card in cards.items() if card.mps is Mps.ONE_USER]:
+            found = f"GPU {','.join(one_user)}: MPS serves one user at a time, another's job would wait there unheard"
+            yield warned(f"{found}; only jobs of one user are put together there", _MULTI_USER, "mps")
+        if blind := [str(index) for index, card in cards.items() if card.blind and busy[index]]:
+            found = f"GPU {','.join(blind)}: MPS hides what single jobs do: no promise is kept there by us"
+            yield warned(found, "See 'gpushare card-check'; without MPS promises are kept.", "mps")
+    except (NvmlError, pynvml.NVMLError) as why:
         yield failed(f"NVML fails: {why}", "Check the NVIDIA driver: nvidia-smi.")
     finally:
         pynvml.nvmlShutdown()

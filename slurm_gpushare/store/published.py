@@ -54,6 +54,8 @@ class PublicJob:
     have: float | None = None
     wait_s: float | None = None
     paused: bool = False
+    blind: bool = False
+    """Its card tells nothing of single jobs, so that nobody keeps its promise."""
     given_back_s: int = 0
     """Added to its time limit for what its neighbours cost it."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import getpass
-import json
 import os
 import re
 import shutil
@@ -12,54 +11,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cuda_kit import Node
 from emulated import NODE, EmulatedNode
 from gpushare_lab.emulator import build_library, set_fault
-from gpushare_lab.emulator.library import build_cuda
-from gpushare_lab.emulator.mps_control import install
-from gpushare_lab.emulator.node import create_node
 
 from slurm_gpushare.node.card_check import TRIES
 from slurm_gpushare.node.card_load import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def stand_ins(short_tmp: Path) -> Path:
-    """A directory, open to all, of libcuda, NVML and, under ``bin``, the control program."""
-    directory = short_tmp / "stand-ins"
-    build_library(directory)
-    build_cuda(directory)
-    install(directory / "bin")
-    return directory
-
-
-class Node:
-    """A node of two emulated cards on which the command runs."""
-
-    def __init__(self, directory: Path, stand_ins: Path) -> None:
-        self.emu, self.calls = directory / "emu", directory / "calls"
-        create_node(self.emu, NODE, 2)
-        self.environ = EmulatedNode(self.emu, stand_ins, None).env(  # type: ignore[arg-type]
-            GPUSHARE_EMU_CUDA_LOG=str(self.calls), PATH=f"{stand_ins / 'bin'}:{os.environ['PATH']}"
-        )
-
-    def check(self, *words: str, seconds: str = "0.2", **environ: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "slurm_gpushare", "card-check", "--gpu", "1", "--seconds", seconds, *words]
-        return subprocess.run(argv, env={**self.environ, **environ}, capture_output=True, text=True, timeout=300)
-
-    def rows(self, *words: str, seconds: str = "0.2", **environ: str) -> dict[str, dict[str, Any]]:
-        document = json.loads(self.check("--json", *words, seconds=seconds, **environ).stdout)
-        return {row["try"]: row for row in document["rows"]}
-
-
-@pytest.fixture
-def node(stand_ins: Path) -> Node:
-    (stand_ins / "calls").unlink(missing_ok=True)
-    return Node(stand_ins, stand_ins)
 
 
 def ptxas() -> Path | None:

@@ -140,7 +140,7 @@ unsigned int loads(const struct card *card, uint64_t since_us, uint64_t window_u
         uint64_t join_us = __atomic_load_n(&slot->join_us, __ATOMIC_ACQUIRE);
         if (!join_us || __atomic_load_n(&slot->leave_us, __ATOMIC_ACQUIRE))
             continue;
-        struct load load = {.pid = slot->pid, .mem_mib = slot->mem_mib};
+        struct load load = {.pid = slot->pid, .server = slot->server, .mem_mib = slot->mem_mib};
         char state = process_state(slot->pid, slot->start_ticks);
         if (!state)
             continue;

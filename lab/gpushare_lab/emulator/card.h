@@ -17,7 +17,7 @@ typedef int result;
 
 struct sample { uint64_t at_us; float sm_pct, mem_pct, tx_kb_s, rx_kb_s; double rate; };
 struct slot {
-    uint32_t pid, unused;
+    uint32_t pid, server; /* of MPS, if it is that one's client */
     uint64_t start_ticks, join_us, leave_us, mem_mib, head;
     double demand[6];
     char profile[64];
@@ -38,7 +38,7 @@ _Static_assert(__builtin_offsetof(struct slot, ring) == 256, "layout.py expects 
 _Static_assert(__builtin_offsetof(struct card, slot) == 4096, "layout.py expects the first slot at 4096");
 
 /* What one process does, or all of a card together (then `pid` counts them). */
-struct load { uint32_t pid; uint64_t at_us, mem_mib; double sm_pct, mem_pct, tx_kb_s, rx_kb_s; };
+struct load { uint32_t pid, server; uint64_t at_us, mem_mib; double sm_pct, mem_pct, tx_kb_s, rx_kb_s; };
 
 #define MAX_CARDS 16
 extern struct card *cards[MAX_CARDS];

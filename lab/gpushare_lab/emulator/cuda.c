@@ -164,8 +164,11 @@ API result cuCtxCreate_v2(void **context, unsigned int flags, int device)
     slot->start_ticks = start_of("self"), slot->mem_mib = 300, slot->head = 0;
     char server[32], path[32];
     snprintf(path, sizeof path, "served/%d", getpid());
-    if (mps_dir[0] && getenv("GPUSHARE_EMU_MPS_BLIND") && mps_file(path, server, sizeof server))
-        slot->pid = atoi(server), slot->start_ticks = start_of(server); /* what NVML's documentation says it does */
+    slot->server = mps_dir[0] && mps_file(path, server, sizeof server) ? atoi(server) : 0;
+    if (slot->server && getenv("GPUSHARE_EMU_MPS_BLIND")) { /* what NVML's documentation says it does */
+        slot->start_ticks = start_of(server);
+        slot->pid = slot->server, slot->server = 0;
+    }
     told_us = clock_us(CLOCK_MONOTONIC);
     __atomic_store_n(&slot->join_us, told_us, __ATOMIC_RELEASE);
     __atomic_store_n(&slot->leave_us, 0, __ATOMIC_RELEASE);

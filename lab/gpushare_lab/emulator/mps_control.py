@@ -90,7 +90,8 @@ class Daemon:
             self._end_server()
         if self.server is None:
             self.server_uid = 0 if self.multi_user else uid
-            self.server = subprocess.Popen(["sleep", "infinity"], executable="/bin/sleep")
+            own = None if os.geteuid() else self.server_uid
+            self.server = subprocess.Popen([SERVER, "infinity"], executable="/bin/sleep", user=own)
         self.served[pid] = uid
         (self.root / "served" / str(pid)).write_text(str(self.server.pid))
 

@@ -210,10 +210,29 @@ API result nvmlDeviceSetComputeMode(struct card *card, unsigned int mode)
 struct process_v1 { unsigned int pid; unsigned long long used; };
 struct process_v2 { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; };
 
-static result processes(const struct card *card, unsigned int *count, void *out, int v1)
+/* A client of MPS is in a list of its own; in the other one stands its server, once. */
+static unsigned int listed(const struct card *card, int clients, struct load each[SLOTS])
+{
+    struct load all[SLOTS];
+    unsigned int found = loads(card, 0, 0, all), n = 0;
+    for (unsigned int i = 0; i < found; i++) {
+        struct load one = all[i];
+        int known_ = !one.server == clients;
+        if (!clients && one.server) {
+            one = (struct load){.pid = one.server};
+            for (unsigned int k = 0; k < n; k++)
+                known_ |= each[k].pid == one.pid;
+        }
+        if (!known_)
+            each[n++] = one;
+    }
+    return n;
+}
+
+static result processes(const struct card *card, unsigned int *count, void *out, int v1, int clients)
 {
     struct load each[SLOTS];
-    unsigned int n = loads(card, 0, 0, each), room = *count;
+    unsigned int n = listed(card, clients, each), room = *count;
     *count = n;
     if (n > room || (n > 0 && !out))
         return INSUFFICIENT_SIZE;
@@ -227,17 +246,17 @@ static result processes(const struct card *card, unsigned int *count, void *out,
 API result nvmlDeviceGetComputeRunningProcesses(struct card *card, unsigned int *count, struct process_v1 *out)
 {
     DEVICE;
-    return processes(card, count, out, 1);
+    return processes(card, count, out, 1, 0);
 }
 API result nvmlDeviceGetComputeRunningProcesses_v2(struct card *card, unsigned int *count, struct process_v2 *out)
 {
     DEVICE;
-    return processes(card, count, out, 0);
+    return processes(card, count, out, 0, 0);
 }
 API result nvmlDeviceGetComputeRunningProcesses_v3(struct card *card, unsigned int *count, struct process_v2 *out)
 {
     DEVICE;
-    return processes(card, count, out, 0);
+    return processes(card, count, out, 0, 0);
 }
 
 static result nobody(struct card *card, unsigned int *count)
@@ -249,7 +268,11 @@ static result nobody(struct card *card, unsigned int *count)
 API result nvmlDeviceGetGraphicsRunningProcesses(struct card *card, unsigned int *count, void *out) { (void)out; return nobody(card, count); }
 API result nvmlDeviceGetGraphicsRunningProcesses_v2(struct card *card, unsigned int *count, void *out) { (void)out; return nobody(card, count); }
 API result nvmlDeviceGetGraphicsRunningProcesses_v3(struct card *card, unsigned int *count, void *out) { (void)out; return nobody(card, count); }
-API result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct card *card, unsigned int *count, void *out) { (void)out; return nobody(card, count); }
+API result nvmlDeviceGetMPSComputeRunningProcesses_v3(struct card *card, unsigned int *count, struct process_v2 *out)
+{
+    DEVICE;
+    return processes(card, count, out, 0, 1);
+}
 
 struct process_sample { unsigned int pid; unsigned long long at_us; unsigned int sm, mem, enc, dec; };
 
