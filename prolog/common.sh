@@ -16,7 +16,7 @@ declare -gA GS_KINDS=(
   [spooldir]=path
   [dcgmjobmappingdir]=optional_path
   [epiloghold]=number:0:2
-  [frameworkmemory]=choice:grow:leave
+  [frameworkmemory]=choice:grow:fence:leave
   [slurmuser]=text
   [statedir]=path
 )

@@ -52,6 +52,7 @@ from slurm_gpushare.whatif.assess import (
     cards_of,
     past_job,
 )
+from slurm_gpushare.whatif.jobs import MECHANISMS
 
 PIECE = timedelta(days=31)
 """A month is one question; longer periods are asked for in pieces, since an answer is in memory as a whole: about 2 KiB
@@ -65,6 +66,8 @@ METHOD = (
     "The jobs ran again in the simulator that the plan itself is tested with, first each on whole GPUs in the order of"
     " submission, then under this project's policy. What the jobs are is unknown, so each user's were given some of 26"
     " workloads that were measured in pairs on a V100, {draws} times anew; only time limits were known to the plan."
+    " Whether those rates are of a card under MPS is not known: without MPS a card takes turns, and --mechanism slices"
+    " says what that would be."
     " The number of GPUs is the most that were in use at once, unless it was given. Priorities, reservations and nodes"
     " are left out: compare the waits in the simulator without sharing with those that were really seen."
 )
@@ -79,6 +82,13 @@ METHOD = (
 @click.option("--gpus", type=click.IntRange(1), help="GPUs of each partition; default: the most in use at once.")
 @click.option("--opt-in", "opt_in_pct", type=click.FloatRange(0, 100), default=100.0, show_default=True,
               metavar="PERCENT", help="Users who take part.")  # fmt: skip
+@click.option(
+    "--mechanism",
+    type=click.Choice(MECHANISMS),
+    default=MECHANISMS[0],
+    show_default=True,
+    help="slices: take the measured rates as those of MPS, and scale them to time slices; mps: the other way.",
+)
 @click.option("--draws", type=click.IntRange(1, 100), default=DRAWS, show_default=True, help="How often to draw.")
 @click.option("--jobs", "most_jobs", type=click.IntRange(1), default=MOST_JOBS, show_default=True,
               help="Only the last so many jobs of a partition.")  # fmt: skip
@@ -87,7 +97,7 @@ METHOD = (
 @FORCE
 def assess(
     starttime: str, endtime: str, partitions: str, clusters: str, trace: Path | None, gpus: int | None,
-    opt_in_pct: float, draws: int, most_jobs: int, as_json: bool, html: Path | None, force: bool,
+    opt_in_pct: float, mechanism: str, draws: int, most_jobs: int, as_json: bool, html: Path | None, force: bool,
 ) -> None:  # fmt: skip
     """Say what sharing would do here, from the site's own history.
 
@@ -106,8 +116,8 @@ def assess(
         past = _of_accounting(connect(), start, end, partitions, clusters)
         if os.geteuid() != 0 and {job.user for job in past} == {getpass.getuser()}:
             warn("only your own jobs are in it: either nobody else has any, or this site hides them from you")
-    found = _simulate(past, gpus, draws, opt_in_pct, most_jobs)
-    document = _document(found, period, draws, opt_in_pct)
+    found = _simulate(past, gpus, draws, opt_in_pct, most_jobs, mechanism)
+    document = _document(found, period, draws, opt_in_pct) | {"mechanism": mechanism}
     if html:
         command = shlex.join(["gpushare", *sys.argv[1:]])
         write_page(html, render_assessment(document, Origin("", __version__, command)))
@@ -170,7 +180,7 @@ def _of_trace(path: Path) -> list[PastJob]:
 
 
 def _simulate(
-    past: Sequence[PastJob], gpus: int | None, draws: int, opt_in_pct: float, most_jobs: int
+    past: Sequence[PastJob], gpus: int | None, draws: int, opt_in_pct: float, most_jobs: int, mechanism: str
 ) -> list[Assessment]:
     by_partition: dict[str, list[PastJob]] = defaultdict(list)
     for job in past:
@@ -178,7 +188,7 @@ def _simulate(
     steps = sum(min(len(jobs), most_jobs) for jobs in by_partition.values()) * (draws + 1)
     with progress("Simulating", steps) as bar:
         return [
-            assess_partition(name, jobs, gpus, draws, opt_in_pct, most_jobs, bar.update)
+            assess_partition(name, jobs, gpus, draws, opt_in_pct, most_jobs, bar.update, mechanism)
             for name, jobs in sorted(by_partition.items())
         ]
 

@@ -47,6 +47,7 @@ from slurm_gpushare.protocol.text import (
     counted,
     duration_text,
     durations,
+    energy,
     hours,
     hours_span,
     lines_text,
@@ -233,6 +234,10 @@ def _figures(found: Report) -> str:
         error = f"{text_of(found.prediction_error_points, '.1f')} points off on average"
         lines.append(("predictions", f"{error}, of {found.predictions} jobs"))
     lines.append(("past promise", _broken(len(found.past_promise), isd.count)))
+    if found.energy_kwh is not None:
+        lines.append(("energy", f"{energy(found.energy_kwh)}, of the {found.measured_jobs} jobs measured"))
+    if found.out_of_memory:
+        lines.append(("out of memory", f"{found.out_of_memory} of the jobs that shared"))
     if found.blind:
         lines.append(("under MPS", f"{found.blind} jobs shared cards that hide single jobs: {NOT_MEASURABLE}"))
     if found.given_back_jobs or found.pauses:

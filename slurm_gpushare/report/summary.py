@@ -118,6 +118,11 @@ class Report:
         return min(self.gpu_busy_pct * self.solo_gpu_h / self.busy_gpu_h, 100.0)
 
     @property
+    def out_of_memory(self) -> int:
+        """Jobs that ended so while sharing, by Slurm's word."""
+        return sum(job.state.startswith("OUT_OF_ME") and bool(job.stays) for job in self.jobs)
+
+    @property
     def blind(self) -> int:
         """Jobs that shared cards which tell nothing of single jobs."""
         return sum(job.blind and bool(job.stays) for job in self.jobs)

@@ -306,6 +306,17 @@ def constrain_devices(facts: SiteSetup, _: Config) -> Iterator[Finding]:
         )
 
 
+@check("constrain-memory")
+def constrain_memory(facts: SiteSetup, _: Config) -> Iterator[Finding]:
+    """Slurm 26.11 on: a job's shards would bound its GPU memory, and every sharer has half of them."""
+    if re.search(r"(?im)^\s*ConstrainDeviceMemory\s*=\s*yes", facts.files.get("cgroup.conf", "")):
+        yield failed(
+            "ConstrainDeviceMemory=yes holds each sharing job to half of a card's memory, alone or not: one that needs"
+            " more dies, though its peak and its neighbour's fit together",
+            "Set ConstrainDeviceMemory=no in cgroup.conf on nodes that share.",
+        )
+
+
 @check("clock", "agrees with slurmctld's")
 def clock(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     """Leases and heartbeats compare times of controller and nodes."""
@@ -317,6 +328,6 @@ def clock(facts: SiteSetup, _: Config) -> Iterator[Finding]:
 
 SLURM_CHECKS: tuple[Check, ...] = (
     release, generated, select_plugin, gres_types, gangs, partitions, preemption, pausing, scheduler, node_types,
-    node_states, autodetect, accounting, limits, other_partitions, constrain_devices, job_comment,
+    node_states, autodetect, accounting, limits, other_partitions, constrain_devices, constrain_memory, job_comment,
     clock,
 )  # fmt: skip

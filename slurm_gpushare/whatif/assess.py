@@ -172,12 +172,13 @@ def assess_partition(
     opt_in_pct: float = 100.0,
     most_jobs: int = MOST_JOBS,
     progress: Callable[[int], None] | None = None,
+    mechanism: str = "as-measured",
 ) -> Assessment:
     """Simulate a partition's jobs alone once, and sharing as often as there are draws."""
     ordered = sorted(jobs, key=lambda job: job.submit_s)[-most_jobs:]
     cards = gpus or most_in_use(ordered)
     ordered = [job for job in ordered if job.gpus <= cards]
-    pairs = shipped_pairs()
+    pairs = shipped_pairs().under(mechanism)
     first = deal(ordered, pairs, cards, 0, opt_in_pct)
     plain = metrics(run(first, Fifo(first, 0), progress))
     options = Options("learned", "limit", "priority", PolicySettings())

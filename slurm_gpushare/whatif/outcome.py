@@ -24,6 +24,12 @@ class FinishedRun:
     guest: Bools
     """Started on a card that had a job."""
     busy_s: float
+    gpus: int = 0
+    """How many cards there were; 0: not known, and so is the energy."""
+
+
+IDLE_W, WORK_W = 42.0, 116.0
+"""Of a V100: idle, and what a job that keeps half of it busy adds."""
 
 
 def metrics(world: World) -> dict[str, float]:
@@ -32,7 +38,7 @@ def metrics(world: World) -> dict[str, float]:
     return figures(
         FinishedRun(
             work.submit_s, world.end_s, world.ran_s, work.duration_s, work.num_gpus, world.shared, world.guest,
-            world.busy_s,
+            world.busy_s, work.gpus,
         )
     )  # fmt: skip
 
@@ -59,6 +65,8 @@ def figures(run: FinishedRun) -> dict[str, float]:
         "guest_isd_p99_pct": percentile(isd_pct[run.guest], 99),
         "shared_fraction": float(run.shared.mean()),
         "busy_gpu_hours": run.busy_s / 3600,
+        # The work is the same under every policy: what differs is how long the cards stand there.
+        "energy_kwh": (IDLE_W * run.gpus * float(run.end_s.max() - run.submit_s.min()) + WORK_W * solo_s) / 3.6e6,
     }
 
 

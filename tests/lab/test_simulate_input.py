@@ -55,10 +55,8 @@ def test_json_has_every_figure_of_every_run(files: tuple[Path, Path], tmp_path: 
     assert data["meta"]["knowledge"] == "learned"
     assert len(data["policies"]) == 4 * 16
     wanted = "avg_jct_s p50_jct_s p99_jct_s avg_wait_s makespan_s ps_pct isd_mean_pct isd_p95_pct isd_max_pct"
-    wanted += (
-        " shared_fraction busy_gpu_hours max_wait_s resident_isd_p99_pct guest_isd_p99_pct wall_s policy load seed"
-    )
-    wanted += " first single_p99_wait_s"
+    wanted += " shared_fraction busy_gpu_hours energy_kwh max_wait_s resident_isd_p99_pct guest_isd_p99_pct wall_s"
+    wanted += " policy load seed first single_p99_wait_s"
     assert set(data["policies"][0]) == set(wanted.split())
 
 

@@ -101,6 +101,26 @@ def test_frameworks_of_whoever_takes_part_let_their_memory_grow(testbed: Testbed
     }
 
 
+def test_pytorch_is_fenced_where_the_site_wants_it_and_what_its_owner_set_stays(testbed: Testbed) -> None:
+    configure(testbed, FrameworkMemory="fence")
+    asked, token = "echo conf=$PYTORCH_CUDA_ALLOC_CONF", "--comment=gpushare:gs-frameworkframework22"
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    fraction = {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.9"}
+    jobs = {
+        "sharer": start(testbed, asked, token),
+        "appended": start(testbed, asked, token, env=own),
+        "its owner knows better": start(testbed, asked, token, env=fraction),
+        "has a whole card": start(testbed, asked, "--gres=gpu:1", token),
+    }
+    wait_for(testbed, list(jobs.values()), ["COMPLETED"])
+    assert {who: output(testbed, job).strip() for who, job in jobs.items()} == {
+        "sharer": "conf=per_process_memory_fraction:0.47",
+        "appended": "conf=expandable_segments:True,per_process_memory_fraction:0.47",
+        "its owner knows better": "conf=per_process_memory_fraction:0.9",
+        "has a whole card": "conf=",
+    }
+
+
 def test_a_profile_is_no_longer_than_the_site_allows(testbed: Testbed) -> None:
     configure(testbed, ProbeSeconds="4")  # long beside what a sampler is late by on a busy machine
     job = start_measured(testbed, workload(work_s=12))

@@ -140,6 +140,8 @@ ROWS = (
     Row("four shards a card on one node", lambda s: s.second_node(
             gres=parse_gres("gpu:v100_0:1,gpu:v100_1:1,shard:v100_0:4,shard:v100_1:4")),
         "shards", "n1: GPU 0 has 4 shards, gpushare.conf says 2", "Count=4 in gres.conf's shard line"),
+    Row("memory by shards, of Slurm 26.11", lambda s: s.has(files={"cgroup.conf": "ConstrainDeviceMemory=yes\n"}),
+        "constrain-memory", "holds each sharing job to half of a card's memory", "ConstrainDeviceMemory=no"),
     Row("a shard costs nothing", lambda s: s.partition(TRESBillingWeights="GRES/gpu=4,GRES/shard=0"),
         "billing", "a shard at 0 and a card at 4, which is 2 a shard: sharing is free", "Run 'gpushare configure'"),
     Row("a slurmd died of gres.conf", lambda s: s.second_node(states=frozenset({"down"}), responding=False),

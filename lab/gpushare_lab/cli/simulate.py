@@ -21,7 +21,7 @@ from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, telemetry
 from slurm_gpushare.knowledge.tables import ProfileTable, read_profiles, write_text
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import SimulatedJobs, make_workload, read_rates
+from slurm_gpushare.whatif.jobs import MECHANISM, MECHANISMS, SimulatedJobs, make_workload, read_rates
 from slurm_gpushare.whatif.known_durations import DURATION_MODES
 from slurm_gpushare.whatif.our_policy import Options
 from slurm_gpushare.whatif.outcome import first_metrics, metrics
@@ -75,18 +75,26 @@ def _list(kind: Callable[[str], Any], name: str, low: float) -> Callable[..., li
 @click.option("--gpus-per-node", type=click.IntRange(min=2), default=None,
               help="GPUs are on nodes of so many; with --multi-gpu two jobs of as many share a node.")  # fmt: skip
 @click.option("--no-gangs", is_flag=True, help="Jobs of several GPUs never share.")
+@click.option(
+    "--mechanism",
+    type=click.Choice(MECHANISMS),
+    default=MECHANISMS[0],
+    show_default=True,
+    help="slices: take --pairs as measured under MPS, and scale them to time slices; mps: the other way.",
+)
 @click.option("--json", "json_out", type=FILE, help="Write all figures there.")
 def simulate(
     trace: Path, pairs: Path, profiles: Path | None, kb_file: Path | None, gpus: int, jobs: int | None,
     loads: list[float], seeds: list[int], policies: str, knowledge: str, durations: str, order: str, objective: str,
-    lease_s: float, multi_gpu: bool, gpus_per_node: int | None, no_gangs: bool, json_out: Path | None,
+    lease_s: float, multi_gpu: bool, gpus_per_node: int | None, no_gangs: bool, mechanism: str,
+    json_out: Path | None,
 ) -> None:  # fmt: skip
     """Run our policy and its peers on the same jobs."""
     names = _names(policies, gpus_per_node)
     check_counts(gpus, jobs)
     check_directory("--json", json_out)
     described = read_profiles(profiles) if profiles else None
-    rates = read_rates(pairs, described.names if described else None)
+    rates = read_rates(pairs, described.names if described else None).under(mechanism)
     jobs_of = read_any_trace(trace)
     works = [
         (load, make_workload(jobs_of, rates, gpus=gpus, jobs=jobs, load=load, seed=seed, multi_gpu=multi_gpu,
@@ -107,6 +115,7 @@ def simulate(
             "share_gangs": bool(gpus_per_node) and multi_gpu and not no_gangs,
             "gang_rates": "those measured for pairs of single-GPU jobs: nobody has measured gangs",
             "knowledge_from": _told(options, kb_file),
+            "mechanism": MECHANISM if mechanism == "as-measured" else f"scaled to {mechanism}",
             "clusters": "terciles of the mean aggressor effect, not telemetry",
         }  # fmt: skip
         write_text(json_out, json.dumps({"meta": meta, "policies": results}, indent=1, allow_nan=False) + "\n")

@@ -70,6 +70,7 @@ class PolicyRun:
                     shared=np.array([bool(beside) for beside in neighbours(self.stays)]),
                     guest=np.array([_came_later(stay, b) for stay, b in self._with_neighbours()]),
                     busy_s=busy_s(self.stays),
+                    gpus=work.gpus,
                 )
             )
         )
