@@ -48,6 +48,7 @@ M.PLACES = {
   guestcap = "site",
   extendtimelimit = "site",
   frameworkmemory = "site",
+  mps = "site",
   onslowdown = "site",
   rawshards = "site",
   slurmversion = "generated",

@@ -17,6 +17,7 @@ declare -gA GS_KINDS=(
   [dcgmjobmappingdir]=optional_path
   [epiloghold]=number:0:2
   [frameworkmemory]=choice:grow:fence:leave
+  [mps]=choice:off:user:all
   [slurmuser]=text
   [statedir]=path
 )
@@ -26,12 +27,13 @@ declare -gA GS_DEFAULTS=(
   [dcgmjobmappingdir]=''
   [epiloghold]='1'
   [frameworkmemory]='grow'
+  [mps]='off'
   [slurmuser]='slurm'
   [statedir]='/run/gpushare'
 )
 GS_SITE='partitions shardspergpu gpumodel storeurl hookfile spooldir recordsto publicdir dcgmjobmappingdir probeseconds
 backend leaseseconds tickseconds epiloghold keepdays policy objective shareacross sharegangs residentbudget
-guestcap extendtimelimit frameworkmemory onslowdown rawshards'
+guestcap extendtimelimit frameworkmemory mps onslowdown rawshards'
 GS_NOT_OF_SITE='slurmversion gpuspernode defcpupergpu defmempergpu slurmuser nodeusers mungesocket statedir sampleseconds
 interimseconds heartbeatseconds memoryheadroom pausemost'
 GS_WRITES_GRES_WITH_SLASH=231100

@@ -194,6 +194,15 @@ unmap_job() {
   } 9<"$lock"
 }
 
+# Stops the MPS daemon of card $1 when nobody is left there: before any other job gets it, for nothing starts on a node
+# whose epilog runs. One in FAULT is started anew so.
+leave_mps() {
+  local file
+  [[ -e $gs_statedir/mps/$1/nvidia-cuda-mps-control.pid ]] || return
+  for file in "$gs_node_dir/gpus/$1"/*; do [[ -e $file ]] && return; done
+  timeout 8 systemctl stop "gpushare-mps@$1"
+}
+
 main() {
   local pid='' start='' pid_file gpu files=()
   # Without settings too: a sampler that nobody stops would go on until its job's last process is long gone.
@@ -207,7 +216,8 @@ main() {
 
   gs_read_gpus || gs_read_registered_gpus
   for gpu in "${gs_gpus[@]}"; do files+=("$gs_node_dir/gpus/$gpu/$gs_job"); done
-  rm -f -- "${files[@]}" "$gs_node_dir/epoch/$gs_job" "$gs_node_dir/tokens/$gs_job"
+  rm -f -- "${files[@]}" "$gs_node_dir/epoch/$gs_job" "$gs_node_dir/tokens/$gs_job" "$gs_node_dir/mps/$gs_job"
+  for gpu in "${gs_gpus[@]}"; do leave_mps "$gpu"; done
   unmap_job
   hold_card
 }

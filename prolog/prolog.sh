@@ -79,8 +79,29 @@ may_search() {
   return 1
 }
 
+# Makes a job that may share one card a client of the card's MPS daemon, which starts with the first of them. Where
+# somebody is who came without, or no daemon starts, there is none, and nobody is under it.
+join_mps() {
+  local gpu=${gs_gpus[0]:-} other multi=''
+  [[ ${gs_mps:-off} != off && ${#gs_gpus[@]} == 1 ]] && takes_part || return
+  for other in "$gs_node_dir/gpus/$gpu"/*; do
+    [[ ! -e $other || ${other##*/} == "$gs_job" || -e $gs_node_dir/mps/${other##*/} ]] || return
+  done
+  install -d -m 711 "$gs_statedir/mps" "$gs_node_dir/mps" || return
+  [[ $gs_mps != all ]] || multi=-multiuser-server
+  echo "MULTI_USER=$multi" >"$gs_statedir/mps/options"
+  timeout 8 systemctl start "gpushare-mps@$gpu" || return
+  echo "$gs_statedir/mps/$gpu" >"$gs_node_dir/mps/$gs_job" && chmod 644 "$gs_node_dir/mps/$gs_job"
+}
+
+# Says that the job was given these GPUs, and whose it is: by its owner a process is known that left the job.
+register() {
+  local gpu
+  for gpu in "${gs_gpus[@]}"; do echo "${SLURM_JOB_UID:--}" >"$gs_node_dir/gpus/$gpu/$gs_job"; done
+}
+
 main() {
-  local pid_file pid start gpu
+  local pid_file pid start
   gs_read_conf # with a mistake in it and no earlier copy: the sampler says in its log what the mistake is
   gs_read_job && gs_is_shared_partition || return
   # A job with our word and without GPUs: slurmctld has just started and does not say, and the sampler finds out. Any
@@ -88,9 +109,11 @@ main() {
   gs_read_gpus || takes_part || return
   umask 077
   make_directories || return
-  for gpu in "${gs_gpus[@]}"; do
-    echo "${SLURM_JOB_UID:--}" >"$gs_node_dir/gpus/$gpu/$gs_job" # by its owner a process is known that left the job
-  done
+  if [[ ${gs_mps:-off} == off ]]; then
+    register
+  else # two that start at once on a card agree on whether it is under MPS
+    { flock -w 8 7; join_mps; register; } 7>>"$gs_node_dir/mps.lock"
+  fi
 
   pid_file=$gs_node_dir/jobs/$gs_job
   if read -r pid start _ 2>/dev/null <"$pid_file" && gs_is_process "$pid" "$start"; then

@@ -256,7 +256,7 @@ class SiteFit:
         self.running = running([lane.resident for lane in lanes], view.snapshot.now_s, view.settings)
         self.gpus = np.array([lane.gpu for lane in lanes], np.int64)
         cards = [view.snapshot.gpus[lane.gpu] for lane in lanes]
-        self._one_user = np.array([card.mps is Mps.ONE_USER for card in cards], bool)
+        self._one_user = np.array([card.mps is Mps.ONE_USER or view.settings.mps == "user" for card in cards], bool)
         self._blind = np.array([card.blind for card in cards], bool)
         self.clusters = [job.workload.cluster for job in self.jobs], [resident.cluster for resident in self.residents]
         keep = 1.0 - self.settings.memory_headroom_pct / 100.0

@@ -19,6 +19,7 @@ from slurm_gpushare.helper.rules import LONG_GUEST_RULES, RULES, Bools, Offers
 from slurm_gpushare.helper.snapshot import LeftToSlurm, PendingJob, Plan, Snapshot
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.record import Mps
 from slurm_gpushare.protocol.settings import PLACES_NOBODY
 
 SHAPES = 256
@@ -38,8 +39,10 @@ def why_left(
     if settings.policy in PLACES_NOBODY:
         return {job.key: Reason(Code(settings.policy), wait_s=waits_s[job.key]) for _, job in queue}
     shapes: dict[object, list[Ranked]] = {}
+    by_user = settings.mps == "user" or any(gpu.mps is Mps.ONE_USER for gpu in snapshot.gpus)
+    across = "user" if by_user else settings.share_across
     for rank, job in queue:
-        shapes.setdefault(_shape(job, settings), []).append((rank, job))
+        shapes.setdefault(_shape(job, across), []).append((rank, job))
     few = list(shapes.values())[:SHAPES]
     # All jobs of one shape get one answer: that of the first of them.
     view = PlanInput(snapshot, knowledge, settings, Sites(snapshot))
@@ -55,10 +58,10 @@ def why_left(
     return found
 
 
-def _shape(job: PendingJob, settings: PolicySettings) -> object:
-    """Equal for jobs that get one answer."""
-    owner = "" if settings.share_across == "any" else getattr(job.workload, settings.share_across)
-    workload = replace(job.workload, user=owner, account="")
+def _shape(job: PendingJob, across: str) -> object:
+    """Equal for jobs that get one answer; `across`: as ShareAcross."""
+    owner = "" if across == "any" else getattr(job.workload, across)
+    workload = replace(job.workload, user=owner, account=job.workload.account if across == "user" else "")
     alike = replace(job, key="", eligible_s=0.0, workload=workload, measured=None)
     return alike, tuple((job.measured or {}).items())
 

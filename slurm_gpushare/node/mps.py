@@ -10,7 +10,7 @@ import psutil
 
 CONTROL = "nvidia-cuda-mps-control"
 _SERVER = "nvidia-cuda-mps-server"
-_CONTROL_LIMIT_S = 10.0
+_CONTROL_LIMIT_S = 3.0
 
 
 def mps_server_uid(pid: int) -> int | None:
@@ -34,8 +34,17 @@ class MpsError(Exception):
 
 def control(pipe_dir: Path, command: str, limit_s: float = _CONTROL_LIMIT_S) -> list[str]:
     """The lines that the control daemon of `pipe_dir` answers to a command; MpsError where it does not."""
-    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe_dir), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe_dir), "PATH": os.environ.get("PATH", os.defpath)}
     return answer_of([CONTROL], environ, command, limit_s)
+
+
+def in_fault(pipe_dir: Path) -> bool:
+    """Whether the server of a card takes nobody any more: it is in FAULT, or does not answer."""
+    try:
+        servers = control(pipe_dir, "get_server_list")
+        return any("FAULT" in line for pid in servers for line in control(pipe_dir, f"get_server_status {pid.strip()}"))
+    except MpsError:
+        return True
 
 
 def answer_of(argv: list[str], environ: dict[str, str], command: str, limit_s: float) -> list[str]:

@@ -202,7 +202,10 @@ def processes_by_card() -> dict[int, list[int]]:
     except pynvml.NVMLError as error:
         raise NvmlError(str(error)) from error
     found = {index: _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) for index, handle in handles.items()}
-    return {index: [int(process.pid) for process in running or ()] for index, running in found.items()}
+    return {
+        index: [pid for process in running or () if mps_server_uid(pid := int(process.pid)) is None]
+        for index, running in found.items()
+    }
 
 
 # Calls that may never come back: a driver in trouble can hang inside NVML for hours, a file system too.

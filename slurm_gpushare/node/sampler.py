@@ -23,6 +23,7 @@ from pathlib import Path
 
 from slurm_gpushare.node.delivery import SpoolError, Undelivered, send_record
 from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement, Neighbours
+from slurm_gpushare.node.mps import in_fault
 from slurm_gpushare.node.nvml import Bounded, CardSearch, Stuck
 from slurm_gpushare.node.processes import JobStop, Members, cgroup_lister, scontrol_lister
 from slurm_gpushare.protocol.errors import GpushareError
@@ -44,6 +45,7 @@ _GROWTH_S = 1.0  # between two records that tell of growing memory
 _RETRY_S = 5.0
 _ORDER_LIMIT_S = 2.0  # a file system that does not answer has no order for us
 _SEND_LIMIT_S = 10.0  # ... and must not keep a job standing still
+_ASK_LIMIT_S = 2.0  # a daemon that does not answer serves nobody
 _RETRIES = 24  # so often; then the record waits for the next sampler
 
 
@@ -70,7 +72,8 @@ class Sampler:
         self._members = Members(lister)
         self._stop = JobStop(lister)
         self._order = BelievedOrder()
-        self._orders, self._deliveries = Bounded(), Bounded()
+        self._orders, self._deliveries, self._asking = Bounded(), Bounded(), Bounded()
+        self._told_fault = False
         self._undelivered = Undelivered()
         self._stopped_before: frozenset[int] = frozenset()
         self._gpus = gpus
@@ -216,8 +219,11 @@ class Sampler:
 
     def _records(self, kind: RecordKind, end_s: float | None = None) -> list[Record]:
         """One for each card, as they are now."""
-        stopped_s, woken = round(self._stop.stopped_s, 3), self._stop.woken
-        return [replace(it, stopped_s=stopped_s, woken=woken) for it in self._measurement.records(kind, end_s)]
+        stopped_s, woken, faulty = round(self._stop.stopped_s, 3), self._stop.woken, self._faulty()
+        return [
+            replace(it, stopped_s=stopped_s, woken=woken, one_process=it.one_process or faulty)
+            for it in self._measurement.records(kind, end_s)
+        ]
 
     def _send(self, records: Sequence[Record]) -> bool:
         """Leave them, and what waits of earlier jobs; False, and a line in the log, if they could not be left."""
@@ -232,6 +238,21 @@ class Sampler:
         except Stuck:
             self._log(f"no record can be left: {self._config.records_to} has not answered for {_SEND_LIMIT_S:g} s")
         return sent
+
+    def _faulty(self) -> bool:
+        """Whether the job is a client of an MPS server that takes nobody any more: nobody is to join it."""
+        try:
+            pipe = Path((self._state.root / "mps" / str(self._job_id)).read_text(encoding="ascii").strip())
+        except (OSError, ValueError):
+            return False
+        try:
+            faulty = self._asking.call(partial(in_fault, pipe), _ASK_LIMIT_S)
+        except Stuck:
+            faulty = True
+        if faulty and not self._told_fault:
+            self._log("its MPS server is in FAULT or does not answer: nobody joins it there")
+        self._told_fault = faulty
+        return faulty
 
     def _finish(self, ended_s: float) -> None:
         records = self._records(RecordKind.FINAL, ended_s)
@@ -276,6 +297,7 @@ def main(arguments: Sequence[str]) -> None:
 #     nodes/NODE/gpus/N/JOB    the job was given GPU N; its owner's uid
 #     nodes/NODE/epoch/JOB     GPUSHARE_EPOCH_FILE: a null device that the job's user may touch, and no more
 #     nodes/NODE/tokens/JOB    the job carries a token
+#     nodes/NODE/mps/JOB       it is a client of MPS, with this pipe directory
 #     nodes/NODE/holds         the epilogs' holds of the last minute: begin, end (ms), helper's beat, answered or not,
 # job
 #     nodes/NODE/search.N      held by one of the samplers that look for their jobs' GPUs

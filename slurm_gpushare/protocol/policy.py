@@ -14,6 +14,7 @@ class PolicySettings:
     policy: str = DEFAULTS.policy
     objective: str = DEFAULTS.objective  # completion or saving
     share_across: str = DEFAULTS.share_across  # any, account or user
+    mps: str = DEFAULTS.mps
     resident_budget_pct: float = DEFAULTS.resident_budget_pct
     guest_cap_pct: float = DEFAULTS.guest_cap_pct
     memory_headroom_pct: float = DEFAULTS.memory_headroom_pct
@@ -30,6 +31,7 @@ class PolicySettings:
             policy=config.policy,
             objective=config.objective,
             share_across=config.share_across,
+            mps=config.mps,
             resident_budget_pct=config.resident_budget_pct,
             guest_cap_pct=config.guest_cap_pct,
             memory_headroom_pct=config.memory_headroom_pct,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX, hold_dir, seal
-from slurm_gpushare.node.mps import control_daemons
+from slurm_gpushare.node.mps import CONTROL, control_daemons
 from slurm_gpushare.node.nvml import NvmlError, is_open, open_cards
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import user_name
@@ -18,6 +19,7 @@ from slurm_gpushare.protocol.record import Mps
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
 from slurm_gpushare.site.finding import Check, Finding, check, failed, passed, warned
 from slurm_gpushare.site.owner_checks import may_write
+from slurm_gpushare.site.units import FOLDERS
 from slurm_gpushare.store.credential import opener
 
 _START = "Start 'gpushare backfill'."
@@ -261,8 +263,22 @@ def nvml(_: Config) -> Iterator[Finding]:
         pynvml.nvmlShutdown()
 
 
+@check("mps-unit")
+def mps_unit(config: Config) -> Iterator[Finding]:
+    """On a compute node with Mps: the daemon's program and its unit are there, else no job is under MPS."""
+    if config.mps == "off" or not os.path.exists("/dev/nvidiactl"):
+        return
+    unit = any((folder / "gpushare-mps@.service").exists() for folder in FOLDERS)
+    if not unit or shutil.which(CONTROL) is None:
+        missing = CONTROL if unit else "gpushare-mps@.service"
+        yield failed(
+            f"Mps={config.mps}, and {missing} is not on this node: no job is under MPS",
+            "Copy the unit from gpushare.conf's systemd/ to /etc/systemd/system; the program comes with the driver.",
+        )
+
+
 LOCAL_CHECKS: tuple[Check, ...] = (
-    policy, store, password, readable, hook_file, spool, munge, nvml, hold_board, outsiders,
+    policy, store, password, readable, hook_file, spool, munge, nvml, mps_unit, hold_board, outsiders,
 )  # fmt: skip
 CONTROLLER_CHECKS: tuple[Check, ...] = (store, hook_file)
 """Those of what only the helper and slurmctld read."""

@@ -85,6 +85,7 @@ def unit_pieces(site: UnitSite) -> Iterator[Piece]:
         "STATE": _writable(site.state),
         "STORE": _writable(site.store),
         "SPOOL": _writable(site.spool),
+        "STATE_DIR": str(state),
         "RUNTIME": str(below[0]) if below else "",
         "HOMES": "read-only" if site.needs(*HOMES) else "yes",
         "TEMPORARY": "no" if site.needs(*TEMPORARY) else "yes",

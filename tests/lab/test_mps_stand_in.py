@@ -13,6 +13,8 @@ import pytest
 from cuda_kit import Node
 from gpushare_lab.testbed.processes import wait_until
 
+from slurm_gpushare.node.mps import in_fault
+
 CARD = """
 import json, sys, time
 from slurm_gpushare.node.card_load import Load
@@ -117,14 +119,20 @@ def test_the_stand_in_serves_one_user_at_a_time(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("daemon", [("-multiuser-server",)], indirect=True)
-def test_the_stand_in_serves_two_users_at_once_where_it_was_started_for_them(daemon: Daemon) -> None:
+def test_the_stand_in_serves_two_users_at_once_where_it_was_started_for_them(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", daemon.node.environ["PATH"])
     clients = [daemon.client(uid=65534), daemon.client()]
     assert all(client.stdout is not None and client.stdout.readline() == b"served\n" for client in clients)
     (server,) = daemon.ask("get_server_list").stdout.split()
     assert daemon.ask(f"get_server_status {server}").stdout == "ACTIVE\n"
+    assert not in_fault(daemon.root)
     clients[0].kill()  # with work on the card, and nobody had told the server
     clients[0].wait()
     wait_until(lambda: daemon.ask(f"get_server_status {server}").stdout == "FAULT\n", 10)
+    assert in_fault(daemon.root)
+    assert in_fault(daemon.root / "nowhere"), "one that does not answer serves nobody"
     third = daemon.client()
     wait_until((daemon.root / "clients" / str(third.pid)).exists, 10)
     assert not (daemon.root / "served" / str(third.pid)).exists(), "a server in FAULT takes nobody"

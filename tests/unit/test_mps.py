@@ -54,6 +54,13 @@ def test_a_server_of_one_user_keeps_two_users_apart() -> None:
     assert places(decide([card(occupant(), mps=Mps.ALL_USERS)], [theirs])) == BESIDE_RESIDENT
 
 
+def test_a_site_that_manages_mps_for_one_user_keeps_two_apart_before_a_server_is_seen() -> None:
+    settings = replace(SETTINGS, mps="user")
+    assert places(decide([card(occupant())], [pending()], settings=settings)) == NOWHERE
+    assert places(decide([card(occupant())], [pending(user="ann")], settings=settings)) == BESIDE_RESIDENT
+    assert places(decide([card(occupant())], [pending()], settings=replace(SETTINGS, mps="all"))) == BESIDE_RESIDENT
+
+
 def test_nothing_is_tried_where_single_jobs_cannot_be_seen() -> None:
     tried = pending(limit_s=2000)
     assert places(decide([card(occupant())], [tried], knowledge=UNSURE)) == BESIDE_RESIDENT

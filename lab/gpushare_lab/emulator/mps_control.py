@@ -26,11 +26,11 @@ PID_FILE = f"{NAME}.pid"
 _POLL_S = 0.02
 
 
-def install(bin_dir: Path) -> Path:
-    """The program, in a directory for PATH."""
+def install(bin_dir: Path, module: str = "mps_control", name: str = NAME) -> Path:
+    """The program, or another module of these stand-ins, in a directory for PATH."""
     bin_dir.mkdir(parents=True, exist_ok=True)
-    program = bin_dir / NAME
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpushare_lab.emulator.mps_control "$@"\n')
+    program = bin_dir / name
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpushare_lab.emulator.{module} "$@"\n')
     program.chmod(0o755)
     return program
 
