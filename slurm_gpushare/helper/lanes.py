@@ -229,6 +229,7 @@ def _lanes(fit: SiteFit, kind: Ints, wanted_rank: Ints, settings: PolicySettings
         left_high_s=there.ahead.left.high_s,
         limit_left_s=there.limit_left_s,
         wanted_rank=wanted_rank,
+        wanted_whole=wanted_rank,
     )
 
 

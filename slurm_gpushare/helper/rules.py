@@ -104,12 +104,14 @@ class Lanes:
     left_high_s: Floats  # if its run is long
     limit_left_s: Floats
     wanted_rank: Ints  # place in the queue of the first job that needs this card whole
+    wanted_whole: Ints | None = None  # the same, where it is another's and not kept for a sharer; None: not looked at
 
     def take(self, some: Ints) -> Lanes:
         """Only these."""
         return Lanes(
             self.kind[some], self.budget_s[some], self.bears[some], self.left_s[some], self.left_high_s[some],
             self.limit_left_s[some], self.wanted_rank[some],
+            None if self.wanted_whole is None else self.wanted_whole[some],
         )  # fmt: skip
 
 
@@ -328,8 +330,15 @@ def _first_in_queue(offers: Offers) -> Bools:
 
 
 def _nobody_held_up(offers: Offers) -> Bools:
-    """It does not outlast the resident, by their limits, where somebody before it needs the card whole."""
-    return (offers.scene.waiting.limit_s[offers.rows][:, None] <= _outlives_s(offers)) | _first_in_queue(offers)
+    """It does not outlast the resident, by their limits, where somebody before it needs the card whole; nor at worst
+    the time that the resident is expected to need, where that is somebody who does not share."""
+    leaves = offers.scene.waiting.limit_s[offers.rows][:, None] <= _outlives_s(offers)
+    if (whole := offers.scene.lanes.wanted_whole) is not None:
+        before = whole[offers.columns] < offers.scene.waiting.rank[offers.rows][:, None]
+        stay_s = offers.high_s * offers.of(offers.scene.terms.stay_high)
+        leaves &= ~before | (stay_s <= offers.left_s)
+    kept: Bools = leaves | _first_in_queue(offers)
+    return kept
 
 
 def _within_limits(offers: Offers) -> Bools:

@@ -174,6 +174,18 @@ def test_a_guest_does_not_outlast_its_resident_while_a_higher_job_needs_the_card
     assert places(decide([card(resident)], [unshared, long_limit])) == NOWHERE
 
 
+def test_a_guest_is_gone_before_who_does_not_share_could_have_the_card() -> None:
+    """Limits are long; what counts for somebody of higher priority is when the resident is expected to end."""
+    resident = occupant(limit_s=12_000, expected_s=2000)  # 1000 s are expected of it
+    higher = pending("higher", token=None)
+    short, long = pending(expected_s=300), pending(expected_s=900, limit_s=2000)
+    for guest in (short, long):
+        assert places(decide([card(resident)], [guest])) == BESIDE_RESIDENT
+        assert places(decide([card(resident)], [guest, higher])) == BESIDE_RESIDENT, "it comes first"
+    assert places(decide([card(resident)], [higher, short])) == BESIDE_RESIDENT
+    assert places(decide([card(resident)], [higher, long])) == NOWHERE
+
+
 def test_the_card_that_is_free_first_is_kept_for_the_head_of_the_queue() -> None:
     resident = occupant(limit_s=12_000)
     soon = pending("head", expected_s=6100, limit_s=20_000, mem_used_mib=15_000)  # too big for a guest

@@ -43,6 +43,8 @@ POLL_S = 1.0
 EPOCHS = 4
 SURE = 400.0
 """The weight of an observation that is as good as the truth: what `--knowledge oracle` enters."""
+FIRST = -100_000
+"""Far before any other job, and behind what the helper has sent to a card."""
 MOST_ATTEMPTS = 30
 LONGEST_PAUSE_S = 30.0
 SETTINGS = {"SampleSeconds": "0.5", "InterimSeconds": "5", "ExtendTimeLimit": "yes", "RawShards": "allow"}
@@ -88,10 +90,12 @@ class Replay:
     tell: Tell
     measured: list[PolicyRun] = field(default_factory=list)
     """What was run so far; the last one may have been interrupted."""
+    alone: frozenset[int] = frozenset()
+    """Jobs that share with nobody, and rank before all others."""
 
     def run(self, policy: str) -> PolicyRun:
         """All jobs under one policy. Whatever ends it early, what was measured until then is kept."""
-        run = _PolicyReplay(self.testbed, self.jobs, policy, self.knowledge, self.tell)
+        run = _PolicyReplay(self.testbed, self.jobs, policy, self.knowledge, self.tell, self.alone)
         try:
             with run.prepared():
                 run.until_all_ended()
@@ -103,7 +107,10 @@ class Replay:
 class _PolicyReplay:
     """One policy's run while it goes on."""
 
-    def __init__(self, testbed: Testbed, jobs: ReplayJobs, policy: str, knowledge: str, tell: Tell) -> None:
+    def __init__(
+        self, testbed: Testbed, jobs: ReplayJobs, policy: str, knowledge: str, tell: Tell, alone: frozenset[int]
+    ) -> None:
+        self._alone = alone
         self._testbed, self._jobs, self._policy, self._knowledge, self._tell = testbed, jobs, policy, knowledge, tell
         self._slurm = Slurm(partial(runner.run, environ=os.environ | testbed.env))
         self._helped = policy not in ("exclusive", "packed")
@@ -207,7 +214,9 @@ class _PolicyReplay:
         options = ["--mem=100", f"--time={self._jobs.limit_min[attempt.job]}", f"--output={self._output(attempt)}"]
         gpus = int(self._jobs.work.num_gpus[attempt.job])
         options += ["-N1", "--gres=shard:1" if self._policy == "packed" and gpus == 1 else f"--gres=gpu:{gpus}"]
-        if self._helped:
+        if attempt.job in self._alone:
+            options.append(f"--nice={FIRST}")
+        elif self._helped:
             options.append(f"--comment=gpushare:{self._jobs.token(attempt.job)}")
         if attempt.number == 1:
             attempt.first_submit_s = self._now_s()
