@@ -265,8 +265,8 @@ def _lua_lines(script: Path) -> str:
 
 
 def _prologs(install: Install, etc: Path) -> Iterator[Piece]:
-    for key, name, script, *_ in _SCRIPTS:
-        # slurmctld need not tell its scripts where its configuration is.
-        conf = f"export GPUSHARE_CONF={etc}/gpushare.conf\n" if key == "EpilogSlurmctld" else ""
-        text = f"#!/bin/sh\nexport GPUSHARE_PYTHON={install.python}\n{conf}{install.prolog / script}\nexit 0\n"
+    for _, name, script, *_ in _SCRIPTS:
+        # slurmctld need not tell its scripts where its configuration is, and a configless slurmd tells of its cache.
+        known = f"export GPUSHARE_PYTHON={install.python}\nexport GPUSHARE_CONF={etc}/gpushare.conf\n"
+        text = f"#!/bin/sh\n{known}{install.prolog / script}\nexit 0\n"
         yield Piece(name.replace("*", "50-gpushare"), FileKind.FILE, text, executable=True)
