@@ -82,6 +82,7 @@ def test_a_stopped_process_hides_nobody_from_the_sampler(testbed: Testbed, verdi
             "measured, and paused for the neighbour's promise" if paused else "nothing was measured")  # fmt: skip
 
 
+@pytest.mark.full
 def test_who_stops_itself_again_and_again_is_measured(testbed: Testbed, verdict: Verdict) -> None:
     """At a look it stands still, as often as not; what it used of the card since the last one tells all the same."""
     site = hungry_site(testbed, GAMES)

@@ -198,6 +198,7 @@ def test_a_forged_record_founds_nothing_and_claims_nothing(site: Site, verdict: 
     verdict("a record forged without a job", "ticks, not founded, not claimed", seen)
 
 
+@pytest.mark.full
 def test_one_record_under_many_names_counts_once(site: Site, verdict: Verdict) -> None:
     """A credential can be copied and sent again; munge itself would call the second a replay."""
     incoming = site.config.spool_dir / "incoming"

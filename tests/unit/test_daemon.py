@@ -235,3 +235,19 @@ def test_an_upgrade_of_slurm_under_its_settings_is_noticed_in_the_next_tick(
             states.append(state())
     assert states == [0, -1, 0]
     assert "configured=24.11.5 running=25.05.1" in caplog.text
+
+
+def test_what_users_do_in_the_spool_makes_no_ticks(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.create(config.store_url) as store:
+        daemon, wanted = Daemon(config, FakeSlurm(), store), []  # type: ignore[arg-type]
+        monkeypatch.setattr(type(daemon._tick), "want", lambda task, *_, **__: wanted.append(task))
+        for name in ("incoming", "nodes"):
+            (config.spool_dir / name).mkdir(parents=True, exist_ok=True)
+        loop.at_once(daemon._look_for_news())
+        wanted.clear()
+        (config.spool_dir / "incoming" / "a.rec").touch()
+        loop.at_once(daemon._look_for_news())
+        assert wanted == []
+        (config.spool_dir / "nodes" / "n1-7-f.rec").touch()
+        loop.at_once(daemon._look_for_news())
+        assert wanted == [daemon._records, daemon._tick]
