@@ -60,7 +60,7 @@ matrix: setup ## every way to ask for GPUs, without us, with us, and with us bro
 
 vendor-tests: setup ## SchedMD's own tests on plain Slurm and with us: SLURM_SOURCE=DIR is a source tree of 22.05, 24.11 or 26.05
 	dpkg -s expect python3-pytest python3-pexpect python3-requests >/dev/null || apt-get install -y expect python3-pytest python3-pexpect python3-requests
-	$(READABLE) $(PY) scripts/vendor_tests.py $(SLURM_SOURCE) out/vendor-tests.txt $(TESTS)
+	$(READABLE) $(PY) scripts/vendor_tests.py '$(SLURM_SOURCE)' out/vendor-tests.txt '$(TESTS)'
 
 dist: setup ## the wheel, Debian packages and RPMs, in dist/
 	$(PY) packaging/build.py

@@ -3,9 +3,10 @@
 vendor_tests.py SOURCE [OUT] [PATTERN]
 
 SOURCE is a tree of Slurm's source, of a release that a testbed has (its META says which); nothing of it comes with this
-repository. The python tests run with --local-config, which leaves Slurm's configuration alone, and the expect tests of
-GPUs, arrays and heterogeneous jobs as they are; PATTERN limits them by name. A test whose result is another one with us
-is run twice more on both. Exit code 3 where one still differs.
+repository. From 25.11 on releases come without tests: take the commit of master from which the release's branch began.
+The python tests run with --local-config, which leaves Slurm's configuration alone, and the expect tests of GPUs, arrays
+and heterogeneous jobs as they are; PATTERN limits them by name. A test whose result is another one with us is run twice
+more on both. Exit code 3 where one still differs.
 """
 
 from __future__ import annotations
@@ -40,9 +41,14 @@ TRIES = 2
 
 def release_of(source: Path) -> str:
     """``24.11`` from the tree's META."""
-    found = re.search(r"Version:\s*(\d+\.\d+)", (source / "META").read_text())
+    meta = source / "META"
+    found = re.search(r"Version:\s*(\d+\.\d+)", meta.read_text() if meta.is_file() else "")
     if found is None or found[1] not in SUITES:
-        raise GpushareError(f"{source}: no Slurm that a testbed has", f"Those are {', '.join(SUITES)}.")
+        raise GpushareError(
+            f"{source}: no source tree of Slurm {', '.join(SUITES)}", "Say where one is: SLURM_SOURCE=DIR."
+        )
+    if not (source / "testsuite/expect").is_dir():
+        raise GpushareError(f"{source}: it has no tests", "From 25.11 on they are on Slurm's master branch alone.")
     return found[1]
 
 
@@ -163,4 +169,7 @@ def main(source: Path, out: Path | None, pattern: str) -> int:
 
 if __name__ == "__main__":
     given = [*sys.argv[1:], "", ""]
-    sys.exit(main(Path(given[0]).resolve(), Path(given[1]) if given[1] else None, given[2]))
+    try:
+        sys.exit(main(Path(given[0]).resolve(), Path(given[1]) if given[1] else None, given[2]))
+    except GpushareError as error:
+        sys.exit(f"vendor_tests: {error}")
