@@ -164,7 +164,9 @@ def _fill(url: str, count: int) -> list[str]:
     features = json.dumps(dict.fromkeys(("mgup", "mgmap", "mgtsamp", "gpu_util_mean_pct", "power_w_mean"), 12.5))
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
         file.execute("PRAGMA synchronous=OFF")
-        file.executemany("INSERT INTO workload VALUES (?, 1000, 1, 0, 1)", ((token,) for token in tokens))
+        file.executemany(
+            "INSERT INTO workload VALUES (?, 1000, 1, 0, 1, NULL, NULL, NULL)", ((token,) for token in tokens)
+        )
         file.executemany(
             "INSERT INTO profile VALUES (?, 'V100', 1, 3, 4000, 16384, 600, ?, '{}', 1, 0, 1)",
             ((token, features) for token in tokens),

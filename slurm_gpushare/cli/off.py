@@ -30,17 +30,17 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
     starts anew.
     """
     from slurm_gpushare.store import Store
-    from slurm_gpushare.store.off_cards import OffCard, keep_off, off_cards
+    from slurm_gpushare.store.store import OffCard
 
     config = settings()
     wanted = addresses(places, connect().nodes()) if places else []
     with Store(config.store_url, read_only=dry_run or not places) as store:
-        known = {(card.node, card.gpu): card for card in off_cards(store)}
+        known = {(card.node, card.gpu): card for card in store.knowledge.off_cards()}
         now_s = int(time.time())
         known |= {(node, gpu): OffCard(node, gpu, why, now_s) for node, gpu in wanted}
         cards = sorted(known.values())
         if places and not dry_run:
-            keep_off(store, cards)
+            store.knowledge.keep_off(cards)
     if as_json:
         echo_json([{"node": card.node, "gpu": card.gpu, "why": card.why, "since_s": card.since_s} for card in cards])
     elif places:
@@ -60,18 +60,17 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
 def on(places: Sequence[str], everything: bool, dry_run: bool) -> None:
     """Let nodes or cards share again that were taken out."""
     from slurm_gpushare.store import Store
-    from slurm_gpushare.store.off_cards import keep_off, off_cards
 
     if bool(places) == everything:
         raise BadInput("on: name what shall share again, or --all", "'gpushare off' lists what is off.")
     config = settings()
     with Store(config.store_url, read_only=dry_run) as store:
-        cards = off_cards(store)
+        cards = store.knowledge.off_cards()
         known = [(card.node, card.gpu) for card in cards]
         wanted = known if everything else addresses(places, connect().nodes())
         back = [address for address in known if address in wanted]
         if back and not dry_run:
-            keep_off(store, [card for card in cards if (card.node, card.gpu) not in back])
+            store.knowledge.keep_off([card for card in cards if (card.node, card.gpu) not in back])
     if back:
         click.echo(f"{named(back)}: {'would share' if dry_run else 'shares'} again")
     else:

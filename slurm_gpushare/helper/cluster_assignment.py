@@ -33,10 +33,8 @@ class InForce:
 
 def in_force(store: Store, gpu_model: str) -> InForce:
     """The model by which profiles of a GPU model are clustered now."""
-    stored = store.models.latest(gpu_model)
-    if stored is None:
-        return InForce(default_model(), 0, gpu_model)
-    return InForce(ClusterModel.from_json(stored.body), stored.version, gpu_model)
+    version, body = store.knowledge.clusters(gpu_model)
+    return InForce(ClusterModel.from_json(body) if version else default_model(), version, gpu_model)
 
 
 NewProfiles = tuple[list[Profile], list[Assignment]]
@@ -86,7 +84,7 @@ def refit(store: Store, gpu_model: str, k: int | None = None, enough: int = ENOU
     model = fit_clusters(
         complete, current.model.features, k=k, previous=current.model, weights=np.array(user_weights(owners))
     )
-    version = store.models.save(gpu_model, model.to_json(), assignments(model, profiles))
+    version = store.knowledge.save_clusters(gpu_model, model.to_json(), assignments(model, profiles))
     return InForce(model, version, gpu_model)
 
 

@@ -22,7 +22,6 @@ from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store.combine import REMEMBERED_RUNS
-from slurm_gpushare.store.off_cards import off_cards
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile, models_of, own_name
 
@@ -159,7 +158,7 @@ class StoreReader:
             ),
             mps={card: record.mps for card, record in self._latest.items() if record.mps},
             blind=frozenset(card for card, record in self._latest.items() if record.blind),
-            off=frozenset(GpuAddress(card.node, card.gpu) for card in off_cards(self._store)),
+            off=frozenset(GpuAddress(card.node, card.gpu) for card in self._store.knowledge.off_cards()),
             # Where a node has not told yet, the smallest card of the model on which any of these jobs was seen.
             default_card_mem_mib={
                 model: min(profile.mem_total_mib for profile in found.values()) for model, found in profiles.items()

@@ -193,8 +193,6 @@ class StoreSource(_Remembered):
 
     def live(self) -> LiveFigures:
         """Interim records younger than two minutes, the spans that last, and what the helper published."""
-        from slurm_gpushare.store.off_cards import off_cards  # here: users' commands need no database library
-
         store = self.store
         counts = store.counters.all()
         met = "cards_won" in counts or "cards_lost" in counts
@@ -204,7 +202,7 @@ class StoreSource(_Remembered):
             cards_won=counts.get("cards_won", 0) if met else None,
             cards_lost=counts.get("cards_lost", 0) if met else None,
             hold_s=counts.get("hold_ms", 0) / 1000.0 if met else None,
-            off={GpuAddress(card.node, card.gpu): card.why for card in off_cards(store)},
+            off={GpuAddress(card.node, card.gpu): card.why for card in store.knowledge.off_cards()},
         )
         try:
             published = _fresh(self._directory)

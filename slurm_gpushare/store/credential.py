@@ -2,13 +2,12 @@
 
 A credential proves the uid that made it, whatever file system it crossed (root_squash changes a file's owner,
 not its credential). libmunge, which Slurm itself uses, is called directly, since a process for each record
-would be many times slower; where it cannot be loaded the ``unmunge`` command does the same.
+would be many times slower.
 """
 
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ _SOCKET, _TIMEOUT = 6, 7
 # Too old, from a clock ahead of ours, or seen before: a record in a spool may be all three, and its author is
 # proven all the same. That it counts once is ensured by its own id.
 _STILL_PROVEN = {_SUCCESS, 15, 16, 17}
-_UNMUNGE_TIMEOUT_S = 10
 
 
 class CredentialError(GpushareError):
@@ -44,11 +42,11 @@ OpenCredential = Callable[[bytes], Sealed]
 
 
 def opener(socket: Path | None = None) -> OpenCredential:
-    """The best way to open credentials here; `socket` is munged's, by default munge's own choice."""
+    """What opens credentials here; `socket` is munged's, by default munge's own choice."""
     try:
         return _Library(socket).open
-    except OSError:
-        return _Command(socket).open
+    except OSError as why:
+        raise MungeDown(f"libmunge.so.2: cannot be loaded: {why}", "Install munge's library (libmunge2).") from why
 
 
 class _Library:
@@ -87,23 +85,6 @@ class _Library:
         finally:
             self._free(buffer)
         return Sealed(uid.value, payload)
-
-
-class _Command:
-    def __init__(self, socket: Path | None) -> None:
-        self._argv = ["unmunge", "--keys=STATUS,UID", "--numeric", *([f"--socket={socket}"] if socket else [])]
-
-    def open(self, credential: bytes) -> Sealed:
-        try:
-            done = subprocess.run(
-                self._argv, input=credential, capture_output=True, timeout=_UNMUNGE_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as why:
-            raise MungeDown(f"unmunge: cannot be run: {type(why).__name__}", "Install munge.") from why
-        _check(done.returncode)
-        head, _, payload = done.stdout.partition(b"\n\n")
-        fields = dict(line.split(b":", 1) for line in head.splitlines() if b":" in line)
-        return Sealed(int(fields[b"UID"]), payload)
 
 
 def _check(status: int) -> None:

@@ -209,11 +209,7 @@ class Database:
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             draft.unlink(missing_ok=True)
-            _make_private(draft)
-            with self._errors(), closing(self._engine.raw_connection()) as raw, closing(sqlite3.connect(draft)) as copy:
-                source = raw.driver_connection
-                assert isinstance(source, sqlite3.Connection)
-                source.backup(copy)
+            self.copy_to(draft)
             remove_journal(self.path)
             os.link(draft, self.path)  # a file that somebody put there meanwhile stays
         except FileExistsError:
@@ -223,6 +219,15 @@ class Database:
         finally:
             draft.unlink(missing_ok=True)
         return True
+
+    def copy_to(self, file: Path) -> None:
+        """Copy what is open of an SQLite store, consistently, into a new file of its owner's alone."""
+        _make_private(file)
+        with self._errors(), closing(self._engine.raw_connection()) as raw, closing(sqlite3.connect(file)) as copy:
+            source = raw.driver_connection
+            assert isinstance(source, sqlite3.Connection)
+            source.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, not three
 
     def _check_file(self) -> None:
         """SQLite goes on writing to a file that was deleted or moved away, and everything is lost: look first."""

@@ -19,10 +19,10 @@ from sqlalchemy import Connection, text
 
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import hand_over, replacing, resource_dir
-from slurm_gpushare.store import sharing, statements
+from slurm_gpushare.store import statements
 from slurm_gpushare.store.combine import gpus_in
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.store.workloads import own_names, reported_models
+from slurm_gpushare.store.workloads import own_names, reported_models, to_measure
 
 _BUSY_S = 5.0
 _Row = tuple[str, int, str, int | None]
@@ -91,7 +91,7 @@ class HookFile:
                 if epoch != store_epoch or seq > latest or names != self._names:
                     return self._rebuild(store, now_s)  # workloads were removed, or it is another store's file
                 rows = list(_rows(connection, names, after=seq)) if latest > seq else []
-                unmeasured = [(token,) for token in sharing.to_measure(connection)] if latest > seq else []
+                unmeasured = [(token,) for token in to_measure(connection)] if latest > seq else []
             with file:
                 file.execute("BEGIN IMMEDIATE")
                 file.executemany(_PUT, rows)
@@ -152,10 +152,9 @@ def _position(connection: Connection) -> tuple[int, int]:
 
 # CROSS JOIN keeps SQLite from starting with the profiles: it would walk through all of them for one change.
 _CHANGED = text(
-    """SELECT w.token, w.owner_uid, p.gpu_model, p.cluster, p.features, c.cpus
-    FROM workload w CROSS JOIN profile p ON p.token = w.token LEFT JOIN cpu_curve c ON c.token = w.token
-    WHERE w.change_seq > :after AND p.cluster IS NOT NULL
-    AND NOT EXISTS (SELECT 1 FROM remeasure m WHERE m.token = w.token)"""
+    """SELECT w.token, w.owner_uid, p.gpu_model, p.cluster, p.features, w.cpus
+    FROM workload w CROSS JOIN profile p ON p.token = w.token
+    WHERE w.change_seq > :after AND p.cluster IS NOT NULL AND w.measure_since_s IS NULL"""
 )
 
 

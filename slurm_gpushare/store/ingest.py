@@ -18,14 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqlalchemy import delete, select
-
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.record import RecordError, RecordKind, Scope, parse_record
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store import schema, statements
+from slurm_gpushare.store import statements
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
-from slurm_gpushare.store.intake import KeptRecord, give_up, insert_runs, settle, take_in, waiting_jobs
+from slurm_gpushare.store.intake import KeptRecord, give_up, promote, settle, take_in, waiting_jobs
 from slurm_gpushare.store.refine import Settled
 from slurm_gpushare.store.spool import Arrival, Refusal, Spool, read_record
 from slurm_gpushare.store.statements import chunks
@@ -118,7 +116,7 @@ class Ingest:
             self._by_user.clear()
         self._take_files(now_s, summary)
         self._take_inbox(now_s, summary)
-        self._promote(now_s)
+        promote(self._store.database, now_s - _STALE_S)
         settled = self._settle(now_s)
         summary.counts.update(settled.counts)
         summary.restarts = settled.restarts
@@ -223,22 +221,6 @@ class Ingest:
         """Count one more record of a user's own, by the uid that munge has proven."""
         self._by_user[uid] += 1
         return self._by_user[uid] > USER_RECORDS_A_DAY
-
-    def _promote(self, now_s: float) -> None:
-        """A sampler that died left no final record: its last interim one then speaks for the run."""
-        i = schema.interim
-        with self._store.database.read() as connection:
-            if connection.scalar(select(i.c.job_id).where(i.c.at_s < now_s - _STALE_S).limit(1)) is None:
-                return
-        with self._store.database.write() as connection:
-            rows = connection.execute(select(i).where(i.c.at_s < now_s - _STALE_S).limit(BATCH)).all()
-            insert_runs(
-                connection, [KeptRecord.of(parse_record(row.body), row.body, row.author_uid, True) for row in rows]
-            )
-            for row in rows:
-                key = (i.c.job_id == row.job_id, i.c.node == row.node, i.c.gpu_index == row.gpu_index)
-                connection.execute(delete(i).where(*key))
-            statements.add(connection, {"promoted": len(rows)})
 
     def _is_due(self, job: int, runs: int, now_s: float) -> bool:
         patience = self._patience.get(job)

@@ -9,46 +9,38 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, or_, select, update
+from sqlalchemy import Connection, and_, func, or_, select, update
 
 from slurm_gpushare.protocol.record import Record, RecordKind, encode_record
 from slurm_gpushare.protocol.tokens import TOKEN, OwnedToken
 from slurm_gpushare.store import schema, statements
-from slurm_gpushare.store.combine import Numbers, features_of
+from slurm_gpushare.store.combine import features_of
 from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.refine import RunNumbers, Settled, forget_runs, keep_curves, refine, uncount
+from slurm_gpushare.store.schema import DROPPED, RUNNING, WAITING
 from slurm_gpushare.store.statements import chunks, delete_in, select_in
 from slurm_gpushare.store.workloads import MODEL_PREFIX, TOKENS_A_USER, claim, owners_of
 
+RunKey = tuple[int, str]
+"""Proven author, and the run's own id."""
+_COPIED = ("run_id", "seq", "token", "job_id", "gpu_index", "start_s", "end_s", "alone_s", "shared_s")
 _NO_NODE = "user"  # stands where a user's record names a node: nothing that a user can choose is kept
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRecord:
-    """What is kept of a record, who made it, and where it lies.
+    """What is kept of a record: the row of its run, its numbers and its text.
 
-    Not the record itself: the statistics of a whole batch would be much to hold, and only `body` needs them.
+    Not the record itself: the statistics of a whole batch would be much to hold.
     """
 
-    author_uid: int
-    by_node: bool
-    kind: RecordKind
-    run_id: str
-    seq: int
-    token: str | None
-    job_id: int
-    node: str
-    gpu_index: int
-    gpu_model: str | None
-    start_s: float
-    end_s: float
-    alone_s: float
-    shared_s: float
-    features: Numbers
+    row: Mapping[str, Any]
+    """Columns of ``run``."""
+    features: str
     body: str
     inbox_id: int | None = None
 
@@ -60,149 +52,108 @@ class KeptRecord:
         if not by_node:
             record = replace(record, node=_NO_NODE)
             payload = encode_record(record)
-        return cls(
-            author_uid=author_uid,
-            by_node=by_node,
-            kind=record.kind,
-            run_id=record.run_id,
-            seq=record.seq,
-            token=record.token,
-            job_id=record.job_id,
-            node=record.node,
-            gpu_index=record.gpu_index,
-            gpu_model=record.gpu_model,
-            start_s=record.start_s,
-            end_s=record.end_s,
-            alone_s=record.alone_s,
-            shared_s=record.shared_s,
-            features=features_of(record),
-            body=payload,
-            inbox_id=inbox_id,
-        )
+        final = record.kind is RecordKind.FINAL
+        row = {name: getattr(record, name) for name in _COPIED} | {
+            "state": WAITING if final else RUNNING,
+            "by_node": int(by_node),
+            "author_uid": author_uid,
+            "node": record.node if by_node else "",
+            "gpu_model": record.gpu_model or "",
+            "final": int(final),
+        }
+        return cls(row, json.dumps(features_of(record)), payload, inbox_id)
 
     @property
-    def run(self) -> tuple[int, str]:
-        return self.author_uid, self.run_id
+    def key(self) -> RunKey:
+        return self.row["author_uid"], self.row["run_id"]
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two records of a run the one of the higher age says more."""
+        return self.row["final"], self.row["seq"]
 
 
 def take_in(database: Database, records: Sequence[KeptRecord], done_inbox: Sequence[int] = ()) -> Counter[str]:
     """Keep the records and remove their inbox rows, all in one transaction; returns what became of them.
 
-    Exactly once: a final record is known by author and run, in the same transaction that keeps it. Seen again,
-    with the same or a lower sequence number, it changes nothing; a higher one replaces it. An interim record
-    only ever replaces a lower one, and none once the final is here.
+    Exactly once: a record is known by author and run, in the same transaction that keeps it. Seen again, with the same
+    or a lower sequence number, it changes nothing; a higher one replaces it, and a final record any interim one.
     """
     with database.write() as connection:
-        known = _known_runs(connection, records)
-        counts: Counter[str] = Counter()
-        finals = list(_newest(records, RecordKind.FINAL))
-        counts["duplicate"] = sum(item.kind is RecordKind.FINAL for item in records) - len(finals)
-        fresh = [item for item in finals if item.seq > known.get(item.run, -1)]
-        counts["duplicate"] += len(finals) - len(fresh)
-        counts["final"] = len(fresh)
-        _keep_finals(connection, fresh, known)
-        ended = known.keys() | {item.run for item in fresh}
-        interims = [item for item in _newest(records, RecordKind.INTERIM) if item.run not in ended]
-        counts["interim"] = _keep_interims(connection, interims)
-        for item in fresh:
-            if item.by_node and item.gpu_model:
-                counts[MODEL_PREFIX + item.gpu_model] += 1
+        known = {key: (row.final, row.seq) for key, row in _known(connection, records).items()}
+        newest: dict[RunKey, KeptRecord] = {}
+        for item in records:
+            if item.age > known.get(item.key, (-1, -1)) and (item.key not in newest or item.age > newest[item.key].age):
+                newest[item.key] = item
+        finals = [item for item in newest.values() if item.row["final"]]
+        seen = Counter(bool(item.row["final"]) for item in records)
+        interims = [item for item in newest.values() if not item.row["final"]]
+        counts = Counter(final=len(finals), duplicate=seen[True] - len(finals), interim=len(interims))
+        _insert(connection, finals)
+        _keep_interims(connection, interims)
+        counts.update(
+            MODEL_PREFIX + item.row["gpu_model"] for item in finals if item.row["by_node"] and item.row["gpu_model"]
+        )
         statements.add(connection, {name: count for name, count in counts.items() if count})
         rows = [*done_inbox, *(item.inbox_id for item in records if item.inbox_id is not None)]
         delete_in(connection, schema.inbox.c.id, rows)
     return counts
 
 
-def insert_runs(connection: Connection, records: Sequence[KeptRecord]) -> None:
-    """Add runs that wait for their token, with their numbers. An earlier record of the same run goes."""
-    _forget_runs(connection, records)
+def promote(database: Database, silent_since_s: float) -> None:
+    """A sampler that died left no final record: its last interim one then speaks for the run."""
+    r = schema.run
+    silent = (r.c.state == RUNNING, r.c.end_s < silent_since_s)
+    with database.read() as connection:
+        if connection.scalar(select(r.c.id).where(*silent).limit(1)) is None:
+            return
+    with database.write() as connection:
+        changed = connection.execute(update(r).where(*silent).values(state=WAITING))
+        statements.add(connection, {"promoted": changed.rowcount})
+
+
+def _known(connection: Connection, records: Sequence[KeptRecord]) -> dict[RunKey, Any]:
+    """The rows of these runs that the store has."""
+    r = schema.run.c
+    query = select(r.id, r.author_uid, r.run_id, r.seq, r.final)
+    query = query.where(r.author_uid.in_({item.row["author_uid"] for item in records}))
+    rows = select_in(connection, query, r.run_id, {item.row["run_id"] for item in records})
+    return {(row.author_uid, row.run_id): row for row in rows}
+
+
+def _insert(connection: Connection, records: Sequence[KeptRecord]) -> None:
+    """Add runs with their numbers. An earlier record of the same run goes."""
     if not records:
         return
-    records = sorted(records, key=lambda item: item.end_s)  # ids then follow time within a batch
-    insert_many(connection, schema.run, [_run_row(item) for item in records])
-    ids = _ids(connection, records)
-    details = [{"id": ids[item.run], "features": json.dumps(item.features), "body": item.body} for item in records]
+    earlier = [row.id for row in _known(connection, records).values()]
+    uncount(connection, earlier)
+    forget_runs(connection, earlier)
+    records = sorted(records, key=lambda item: item.row["end_s"])  # ids then follow time within a batch
+    insert_many(connection, schema.run, [item.row for item in records])
+    known = _known(connection, records)
+    details = [{"id": known[item.key].id, "features": item.features, "body": item.body} for item in records]
     insert_many(connection, schema.run_detail, details)
 
 
-def _newest(records: Sequence[KeptRecord], kind: RecordKind) -> Iterator[KeptRecord]:
-    """Of each run in the batch, the record that says most."""
-    latest: dict[tuple[int, str], KeptRecord] = {}
+def _keep_interims(connection: Connection, records: Sequence[KeptRecord]) -> None:
+    """In place of their predecessors, whose ids they keep, and of another sampler's of the same job and card."""
+    known = _known(connection, records)
+    uncount(connection, [row.id for row in known.values()])  # one that was given up and is heard again
+    r, d = schema.run, schema.run_detail
     for item in records:
-        if item.kind is kind and (item.run not in latest or item.seq > latest[item.run].seq):
-            latest[item.run] = item
-    return iter(latest.values())
-
-
-def _known_runs(connection: Connection, records: Sequence[KeptRecord]) -> dict[tuple[int, str], int]:
-    g = schema.ingested.c
-    query = select(g.author_uid, g.run_id, g.seq)
-    query = query.where(g.author_uid.in_({item.author_uid for item in records}))
-    rows = select_in(connection, query, g.run_id, {item.run_id for item in records})
-    return {(row.author_uid, row.run_id): row.seq for row in rows}
-
-
-def _keep_finals(connection: Connection, records: Sequence[KeptRecord], known: dict[tuple[int, str], int]) -> None:
-    g = schema.ingested
-    insert_runs(connection, records)
-    new = [item for item in records if item.run not in known]
-    insert_many(connection, g, [_row(item, g.c.keys()) for item in new])
-    for item in records:
-        if item.run in known:
-            connection.execute(
-                update(g)
-                .where(g.c.author_uid == item.author_uid, g.c.run_id == item.run_id)
-                .values(seq=item.seq, end_s=item.end_s)
-            )
-    delete_in(connection, schema.interim.c.run_id, [item.run_id for item in records if item.by_node])
-
-
-def _keep_interims(connection: Connection, records: Sequence[KeptRecord]) -> int:
-    i = schema.interim
-    query = select(i.c.job_id, i.c.node, i.c.gpu_index, i.c.run_id, i.c.seq, i.c.at_s)
-    rows = select_in(connection, query, i.c.job_id, {item.job_id for item in records})
-    held = {(row.job_id, row.node, row.gpu_index): (row.run_id, row.seq, row.at_s) for row in rows}
-    newer: dict[tuple[int, str, int], KeptRecord] = {}
-    for item in records:
-        key = (item.job_id, item.node, item.gpu_index)
-        other = newer.get(key)
-        run_id, seq, at_s = (other.run_id, other.seq, other.end_s) if other else held.get(key, ("", -1, -1.0))
-        if item.seq > seq if item.run_id == run_id else item.end_s > at_s:
-            newer[key] = item
-    for key in newer:
-        if key in held:
-            connection.execute(delete(i).where(i.c.job_id == key[0], i.c.node == key[1], i.c.gpu_index == key[2]))
-    insert_many(connection, i, [_row(item, _INTERIM) | {"at_s": item.end_s} for item in newer.values()])
-    return len(newer)
-
-
-def _forget_runs(connection: Connection, records: Sequence[KeptRecord]) -> None:
-    ids = _ids(connection, records).values()
-    uncount(connection, ids)
-    forget_runs(connection, ids)
-
-
-def _ids(connection: Connection, records: Sequence[KeptRecord]) -> dict[tuple[int, str], int]:
-    r = schema.run.c
-    query = select(r.id, r.author_uid, r.run_id).where(r.author_uid.in_({item.author_uid for item in records}))
-    rows = select_in(connection, query, r.run_id, {item.run_id for item in records})
-    found = {(row.author_uid, row.run_id): row.id for row in rows}
-    return {item.run: found[item.run] for item in records if item.run in found}
-
-
-_RUN = (
-    "author_uid", "run_id", "seq", "token", "job_id", "gpu_index", "start_s", "end_s", "alone_s", "shared_s",
-)  # fmt: skip
-_INTERIM = ("job_id", "node", "gpu_index", "author_uid", "run_id", "seq", "body")
-
-
-def _row(item: KeptRecord, columns: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in columns}
-
-
-def _run_row(item: KeptRecord) -> dict[str, Any]:
-    where = {"node": item.node if item.by_node else "", "gpu_model": item.gpu_model or ""}
-    return {"state": "waiting", "by_node": int(item.by_node), **where, **_row(item, _RUN)}
+        if item.key in known:
+            here = known[item.key].id
+            connection.execute(update(r).where(r.c.id == here).values(**item.row, generation=None, settled_seq=None))
+            connection.execute(update(d).where(d.c.id == here).values(features=item.features, body=item.body))
+    _insert(connection, [item for item in records if item.key not in known])
+    query = select(r.c.id, r.c.job_id, r.c.node, r.c.gpu_index).where(r.c.state == RUNNING).order_by(r.c.end_s)
+    last: dict[tuple[int, str, int], int] = {}
+    superseded = []
+    for row in select_in(connection, query, r.c.job_id, {item.row["job_id"] for item in records}):
+        card = (row.job_id, row.node, row.gpu_index)
+        superseded += [last[card]] if card in last else []
+        last[card] = row.id
+    forget_runs(connection, superseded)
 
 
 OWN_RECORDS_A_RUN = 5000
@@ -214,7 +165,7 @@ def waiting_jobs(database: Database) -> dict[int, int]:
     """How many runs wait for their token, by job: those that a node reported first, then users' own."""
     r = schema.run.c
     by_node = func.max(r.by_node)
-    query = select(r.job_id, func.count()).where(r.state == "waiting").group_by(r.job_id)
+    query = select(r.job_id, func.count()).where(r.state == WAITING).group_by(r.job_id)
     with database.read() as connection:
         return {row[0]: row[1] for row in connection.execute(query.order_by(by_node.desc(), r.job_id))}
 
@@ -238,7 +189,7 @@ def give_up(database: Database, ended_before_s: float, users_before_s: float) ->
     r = schema.run
     late = or_(r.c.end_s < ended_before_s, and_(r.c.by_node == 0, r.c.end_s < users_before_s))
     with database.write() as connection:
-        old = update(r).where(r.c.state == "waiting", late).values(state="unresolved")
+        old = update(r).where(r.c.state == WAITING, late).values(state="unresolved")
         count = connection.execute(old).rowcount
         statements.add(connection, {"unresolved": count} if count else {})
     return count
@@ -246,7 +197,7 @@ def give_up(database: Database, ended_before_s: float, users_before_s: float) ->
 
 def _waiting(connection: Connection, condition: Any, limit: int | None = None) -> Sequence[Any]:
     r = schema.run.c
-    query = select(r.id, r.by_node, r.author_uid, r.token, r.job_id).where(r.state == "waiting", condition)
+    query = select(r.id, r.by_node, r.author_uid, r.token, r.job_id).where(r.state == WAITING, condition)
     return connection.execute(query.order_by(r.job_id, r.by_node.desc(), r.id).limit(limit)).all()
 
 
@@ -280,7 +231,7 @@ def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, Owne
         elif token in owners or run_id not in may_wait:
             dropped.append(run_id)
             result.counts["foreign"] += 1
-    forget_runs(connection, dropped)
+    _drop(connection, dropped)
     keep_curves(connection, {run_id: token for run_id, token in accepted.items() if run_id not in vouched})
     outranked = _outranked(connection, [row for row in rows if row.id in accepted], accepted)
     result.counts["outranked"] += len(outranked)
@@ -289,6 +240,16 @@ def _settle(connection: Connection, rows: Sequence[Any], tags: Mapping[int, Owne
     result.add(refine(connection, fresh))
     statements.add(connection, {name: count for name, count in result.counts.items() if count})
     return result
+
+
+def _drop(connection: Connection, run_ids: Collection[int]) -> None:
+    """Keep of these runs only what makes them count once, should their records come again."""
+    r = schema.run
+    nothing = {"state": DROPPED, "token": None, "job_id": 0, "node": "", "gpu_index": 0, "gpu_model": "",
+               "start_s": r.c.end_s, "alone_s": 0.0, "shared_s": 0.0}  # fmt: skip
+    for some in chunks(sorted(run_ids)):
+        connection.execute(update(r).where(r.c.id.in_(some)).values(nothing))
+    delete_in(connection, schema.run_detail.c.id, run_ids)
 
 
 def _claimed(row: Any, tag: OwnedToken | None) -> tuple[str, int] | str | None:

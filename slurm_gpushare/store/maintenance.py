@@ -77,7 +77,9 @@ def _contradictions(connection: Connection) -> list[str]:
     owned = schema.profile.outerjoin(schema.workload, p.token == w.token)
     detailed = schema.run.outerjoin(schema.run_detail, r.id == d.id)
     orphans = connection.scalar(select(func.count()).select_from(owned).where(w.token.is_(None)))
-    bare = connection.scalar(select(func.count()).select_from(detailed).where(d.id.is_(None)))
+    bare = connection.scalar(
+        select(func.count()).select_from(detailed).where(d.id.is_(None), r.state != schema.DROPPED)
+    )
     return [
         *([f"{orphans} profiles of tokens that nobody owns"] if orphans else []),
         *([f"{bare} runs without their numbers"] if bare else []),
@@ -136,7 +138,7 @@ def restore(url: str, source: Path, now_s: float | None = None) -> Path | None:
             _copy_sound(source, draft)
             hand_over(draft)
             with closing(Database(f"sqlite:///{draft}", must_exist=True)) as database:
-                migrate(database)
+                migrate(database, copy_first=False)
             with closing(sqlite3.connect(draft)) as new:
                 new.execute("PRAGMA journal_mode=DELETE")
             aside = _set_aside(path, int(time.time() if now_s is None else now_s))
@@ -208,13 +210,9 @@ def prune(store: Store, before_s: float, *, dry_run: bool = False) -> Counter[st
 
 
 _DATED = (
-    (schema.interim, "at_s", "job_id"),
-    (schema.ingested, "end_s", "run_id"),
     (schema.decision, "at_s", "id"),
     (schema.sharing, "end_s", "id"),
     (schema.observation, "at_s", "id"),
-    (schema.strike, "at_s", "id"),
-    (schema.broken_promise, "at_s", "id"),
 )
 
 
@@ -283,7 +281,5 @@ _BY_TOKEN = (
     (schema.profile, "token"),
     (schema.ban, "token_a"),
     (schema.ban, "token_b"),
-    (schema.remeasure, "token"),
-    (schema.cpu_curve, "token"),
     (schema.workload, "token"),
 )

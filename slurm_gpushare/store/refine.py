@@ -11,15 +11,14 @@ from math import ceil, dist, log, sqrt
 from statistics import fmean, median
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Select, bindparam, func, or_, select, update
 
 from slurm_gpushare.protocol.record import Record, enough_cpus, parse_record
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
 from slurm_gpushare.store.database import Database, insert_many
-from slurm_gpushare.store.sharing import marks, measured
 from slurm_gpushare.store.statements import chunks, delete_in, next_change, select_in
-from slurm_gpushare.store.workloads import LOG_DURATION, Profile, touch
+from slurm_gpushare.store.workloads import LOG_DURATION, Profile, marks, measured, touch
 
 _Key = tuple[str, str]  # token, GPU model
 
@@ -275,25 +274,15 @@ def keep_curves(connection: Connection, tokens: Mapping[int, str]) -> None:
     A user's own record is enough here, although it founds no profile: it only decides what jobs of the same owner with
     ``cpus=auto`` ask for, and ``sbatch -c`` would do as much.
     """
-    d = schema.run_detail.c
+    d, w = schema.run_detail.c, schema.workload
     found: dict[str, Record] = {}
     for row in select_in(connection, select(d.id, d.body), d.id, tokens):
         record, token = parse_record(row.body), tokens[row.id]
         if record.cpu_curve and (token not in found or record.end_s > found[token].end_s):
             found[token] = record
-    rows = {
-        token: _row_cpu_curves(token, record) for token, record in found.items() if _is_news(connection, token, record)
-    }
-    if rows:
-        insert_many(connection, schema.cpu_curve, list(rows.values()), replace=True)
-        touch(connection, rows)
-
-
-def _is_news(connection: Connection, token: str, record: Record) -> bool:
-    c = schema.cpu_curve.c
-    known_s = connection.scalar(select(c.at_s).where(c.token == token))
-    return known_s is None or record.end_s >= known_s
-
-
-def _row_cpu_curves(token: str, record: Record) -> dict[str, object]:
-    return {"token": token, "cpus": enough_cpus(record.cpu_curve), "at_s": int(record.end_s)}
+    for token, record in found.items():
+        older = or_(w.c.cpus_at_s.is_(None), w.c.cpus_at_s <= record.end_s)
+        values = {"cpus": enough_cpus(record.cpu_curve), "cpus_at_s": int(record.end_s)}
+        connection.execute(update(w).where(w.c.token == token, older).values(values))
+    if found:
+        touch(connection, found)

@@ -46,30 +46,24 @@ _MODEL = String(80)
 workload = _table(
     "workload", "token",
     token=_TOKEN, owner_uid=BigInteger, created_s=BigInteger, mem_floor_mib=BigInteger, change_seq=BigInteger,
+    measure_since_s=BigInteger, cpus=Integer, cpus_at_s=BigInteger,
 )  # fmt: skip
 profile = _table(
     "profile", "token gpu_model",
-    token=_TOKEN, gpu_model=_MODEL, generation=Integer, runs=Integer, mem_used_mib=BigInteger, mem_total_mib=BigInteger,
-    duration_s=Double, features=Text, scatter=Text, cluster=Integer, needs_cluster=SmallInteger,
-    updated_s=BigInteger,
+    token=_TOKEN, gpu_model=_MODEL, generation=Integer, runs=Integer, mem_used_mib=BigInteger,
+    mem_total_mib=BigInteger, duration_s=Double, features=Text, scatter=Text, cluster=Integer,
+    needs_cluster=SmallInteger, updated_s=BigInteger,
 )  # fmt: skip
 run = _table(
     "run", "id",
     id=Integer, state=String(12), by_node=SmallInteger, author_uid=BigInteger, run_id=String(32), seq=BigInteger,
     token=_TOKEN, job_id=BigInteger, node=_NODE, gpu_index=Integer, gpu_model=_MODEL, start_s=Double, end_s=Double,
-    alone_s=Double, shared_s=Double, generation=Integer, settled_seq=BigInteger,
+    alone_s=Double, shared_s=Double, generation=Integer, settled_seq=BigInteger, final=SmallInteger,
 )  # fmt: skip
+RUNNING, WAITING, DROPPED = "running", "waiting", "dropped"
+"""States of a run: its sampler still writes; its token is asked for; its job took no part (only its id is kept)."""
 run_detail = _table("run_detail", "id", id=Integer, features=Text, body=Text)
-interim = _table(
-    "interim", "job_id node gpu_index",
-    job_id=BigInteger, node=_NODE, gpu_index=Integer, author_uid=BigInteger, run_id=String(32), seq=BigInteger,
-    at_s=Double, body=Text,
-)  # fmt: skip
-ingested = _table(
-    "ingested", "author_uid run_id", author_uid=BigInteger, run_id=String(32), seq=BigInteger, end_s=Double
-)
 inbox = _table("inbox", "id", id=Integer, received_s=BigInteger, credential=Text)
-model = _table("model", "version", version=Integer, gpu_model=_MODEL, created_s=BigInteger, body=Text)
 knowledge = _table("knowledge", "name", name=String(190), updated_s=BigInteger, body=Text)
 observation = _table(
     "observation", "id",
@@ -81,6 +75,8 @@ decision = _table(
     id=Integer, job_id=BigInteger, at_s=BigInteger, kind=String(16), node=_NODE, gpu_index=Integer,
     partner_job=BigInteger, rate=Double, reasons=Text,
 )  # fmt: skip
+STRIKE, BROKEN = "strike", "broken-promise"
+"""Kinds of decisions that are for administrators alone: they name other users."""
 sharing = _table(
     "sharing", "id",
     id=Integer, resident_job=BigInteger, guest_job=BigInteger, resident_token=_TOKEN, guest_token=_TOKEN, node=_NODE,
@@ -88,19 +84,6 @@ sharing = _table(
     resident_rate_seen=Double, guest_rate_seen=Double, gpus=Integer, paused_s=BigInteger,
 )  # fmt: skip
 ban = _table("ban", "token_a token_b", token_a=_TOKEN, token_b=_TOKEN, at_s=BigInteger)
-remeasure = _table("remeasure", "token", token=_TOKEN, since_s=BigInteger)
-cpu_curve = _table("cpu_curve", "token", token=_TOKEN, cpus=Integer, at_s=BigInteger)
-strike = _table(
-    "strike", "id",
-    id=Integer, at_s=BigInteger, uid=BigInteger, token=_TOKEN, job_id=BigInteger, partner_job=BigInteger,
-    feature=String(40), seen=Double, profiled=Double,
-)  # fmt: skip
-broken_promise = _table(
-    "broken_promise", "id",
-    id=Integer, at_s=BigInteger, job_id=BigInteger, uid=BigInteger, by_job=BigInteger, by_uid=BigInteger, node=_NODE,
-    gpu_index=Integer, promised_pct=Double, slowed_pct=Double,
-)  # fmt: skip
-heartbeat = _table("heartbeat", "name", name=String(32), at_s=BigInteger)
 counter = _table("counter", "name", name=String(32), value=BigInteger)
 schema_version = _table("schema_version", "version", version=Integer, name=String(80), applied_s=BigInteger)
 
@@ -158,14 +141,22 @@ def require_current(database: Database) -> None:
         )
 
 
-def migrate(database: Database, migrations: tuple[Migration, ...] | None = None) -> list[Migration]:
+def migrate(
+    database: Database, migrations: tuple[Migration, ...] | None = None, *, copy_first: bool = True
+) -> list[Migration]:
     """Bring the store to this release's schema; returns what was applied.
 
-    Each migration and its entry in the ledger are one transaction. MariaDB commits at every CREATE, so a
+    An SQLite store of an older release is copied first, to ``NAME.schema-N``: with that file the older release can be
+    gone back to. Each migration and its entry in the ledger are one transaction. MariaDB commits at every CREATE, so a
     migration cut short there is simply run again: its statements say IF NOT EXISTS.
     """
     migrations = known_migrations() if migrations is None else migrations
     applied: list[Migration] = []
+    before = store_version(database)
+    if copy_first and database.path is not None and 0 < before < migrations[-1].version:
+        copy = database.path.with_name(f"{database.path.name}.schema-{before}")
+        copy.unlink(missing_ok=True)
+        database.copy_to(copy)
     with database.write(alone=False) as connection:
         connection.exec_driver_sql(_CREATE_LEDGER)
     for migration in migrations:

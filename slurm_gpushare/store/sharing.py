@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, or_, select, update
 
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.database import Database, insert_many
-from slurm_gpushare.store.statements import delete_in, select_in
-from slurm_gpushare.store.workloads import touch
+from slurm_gpushare.store.schema import BROKEN, STRIKE
+from slurm_gpushare.store.statements import select_in
+from slurm_gpushare.store.workloads import measure_anew, to_measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,7 @@ class BrokenPromise:
 
 
 class Conduct:
-    """``store.conduct``."""
+    """``store.conduct``: decisions that name other users, for administrators."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -246,70 +248,64 @@ class Conduct:
         if not strikes:
             return
         with self._db.write() as connection:
-            insert_many(connection, schema.strike, [asdict(item) for item in strikes])
+            _keep(connection, STRIKE, strikes)
             statements.add(connection, {STRIKES: len(strikes)})
-            _measure_anew(connection, {item.token: item.at_s for item in strikes})
+            measure_anew(connection, {item.token: item.at_s for item in strikes})
 
     def to_measure(self) -> frozenset[str]:
         """Tokens that must be measured anew before they share."""
         with self._db.read() as connection:
             return frozenset(to_measure(connection))
 
+    def strikes(self, since_s: float = 0.0) -> list[Strike]:
+        """Everybody's strikes, oldest first."""
+        return [Strike(**_fields(Strike, kept)) for kept in self._kept(STRIKE, since_s)]
+
     def strikes_by_uid(self, since_s: float = 0.0) -> list[StrikeCount]:
         """Who had strikes, the most first."""
-        s = schema.strike.c
-        count = func.count()
-        query = (
-            select(s.uid, count, func.count(s.token.distinct()), func.max(s.at_s))
-            .where(s.at_s >= since_s)
-            .group_by(s.uid)
-            .order_by(count.desc(), s.uid)
-        )
-        with self._db.read() as connection:
-            return [StrikeCount(*row) for row in connection.execute(query)]
+        by_uid: dict[int, list[Strike]] = {}
+        for item in self.strikes(since_s):
+            by_uid.setdefault(item.uid, []).append(item)
+        counts = [
+            StrikeCount(uid, len(items), len({item.token for item in items}), max(item.at_s for item in items))
+            for uid, items in by_uid.items()
+        ]
+        return sorted(counts, key=lambda count: (-count.strikes, count.uid))
 
     def strikes_of(self, uid: int) -> list[Strike]:
         """One user's strikes, oldest first."""
-        s = schema.strike
-        query = select(*(s.c[name] for name in Strike.__slots__)).where(s.c.uid == uid).order_by(s.c.id)
-        with self._db.read() as connection:
-            return [Strike(**row._mapping) for row in connection.execute(query)]
+        return [item for item in self.strikes() if item.uid == uid]
 
     def broke(self, promises: Collection[BrokenPromise]) -> None:
         """Record promises that were broken, for the audit trail."""
         if not promises:
             return
         with self._db.write() as connection:
-            insert_many(connection, schema.broken_promise, [asdict(item) for item in promises])
+            _keep(connection, BROKEN, promises)
             statements.add(connection, {BROKEN_PROMISES: len(promises)})
 
     def broken_promises(self, since_s: float = 0.0) -> list[BrokenPromise]:
         """The audit trail, oldest first."""
-        b = schema.broken_promise
-        query = select(*(b.c[name] for name in BrokenPromise.__slots__)).where(b.c.at_s >= since_s).order_by(b.c.id)
+        return [BrokenPromise(**_fields(BrokenPromise, kept)) for kept in self._kept(BROKEN, since_s)]
+
+    def _kept(self, kind: str, since_s: float) -> list[dict[str, Any]]:
+        d = schema.decision
+        query = select(d).where(d.c.kind == kind, d.c.at_s >= since_s).order_by(d.c.id)
         with self._db.read() as connection:
-            return [BrokenPromise(**row._mapping) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+        return [{**row._mapping, "by_job": row.partner_job, **json.loads(row.reasons)} for row in rows]
 
 
-def to_measure(connection: Connection) -> Iterable[str]:
-    """`Conduct.to_measure` inside a transaction that is already open."""
-    return connection.scalars(select(schema.remeasure.c.token)).all()
+def _keep(connection: Connection, kind: str, items: Collection[Strike | BrokenPromise]) -> None:
+    """What is no column of ``decision`` stands in its `reasons`."""
+    rows = []
+    for item in items:
+        values = asdict(item)
+        partner = values.pop("partner_job", None) or values.pop("by_job", None)
+        row = {name: values.pop(name, None) for name in ("job_id", "at_s", "node", "gpu_index")}
+        rows.append({**row, "kind": kind, "partner_job": partner, "reasons": json.dumps(values)})
+    insert_many(connection, schema.decision, rows)
 
 
-def marks(connection: Connection, tokens: Collection[str]) -> dict[str, int]:
-    """Of these tokens those that must be measured anew, each with the time since when."""
-    m = schema.remeasure.c
-    return {row.token: row.since_s for row in select_in(connection, select(m.token, m.since_s), m.token, tokens)}
-
-
-def measured(connection: Connection, tokens: Collection[str]) -> None:
-    """These tokens were measured on a whole card: they may share again."""
-    delete_in(connection, schema.remeasure.c.token, tokens)
-    if tokens:
-        touch(connection, tokens)
-
-
-def _measure_anew(connection: Connection, tokens: Mapping[str, int]) -> None:
-    rows = [{"token": token, "since_s": at_s} for token, at_s in tokens.items()]
-    insert_many(connection, schema.remeasure, rows, replace=True)
-    touch(connection, list(tokens))
+def _fields(kind: type[Strike | BrokenPromise], kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: kept[name] for name in kind.__slots__}

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.schema import known_migrations, migrate, require_current
 from slurm_gpushare.store.sharing import Conduct, Observations, SharingSpans
 from slurm_gpushare.store.spool import Inbox
-from slurm_gpushare.store.statements import Counters, chunks
+from slurm_gpushare.store.statements import Counters
 from slurm_gpushare.store.stored_jobs import Decisions, InterimRecords, Runs
 from slurm_gpushare.store.workloads import Assignment, Profiles, Workloads, assign
 
@@ -37,7 +37,6 @@ class Store:
         self.profiles = Profiles(self.database)
         self.runs = Runs(self.database)
         self.live = InterimRecords(self.database)
-        self.models = Models(self.database)
         self.knowledge = KnowledgeDocuments(self.database)
         self.observations = Observations(self.database)
         self.sharing = SharingSpans(self.database)
@@ -69,59 +68,36 @@ class Store:
 
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,190}", re.ASCII)
+_OFF = "off"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """A cluster model as it was saved."""
+@dataclass(frozen=True, slots=True, order=True)
+class OffCard:
+    """A card on which nobody is put beside anybody until it is on again (``gpushare off``)."""
 
-    version: int
-    body: Mapping[str, Any]
-
-
-class Models:
-    """``store.models``: cluster models; the latest of a GPU model is in force."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
-
-    def save(self, gpu_model: str, body: Mapping[str, Any], assignments: Collection[Assignment] = ()) -> int:
-        """Save a model and, in the same transaction, the clusters that it gives; returns its version."""
-        m = schema.model
-        row = {"gpu_model": gpu_model, "created_s": int(time.time()), "body": _dump(body)}
-        with self._db.write() as connection:
-            key = connection.execute(m.insert().values(row)).inserted_primary_key
-            assert key is not None
-            version = int(key[0])
-            assign(connection, assignments)
-        return version
-
-    def latest(self, gpu_model: str) -> StoredModel | None:
-        m = schema.model
-        query = select(m).where(m.c.gpu_model == gpu_model).order_by(m.c.version.desc()).limit(1)
-        with self._db.read() as connection:
-            row = connection.execute(query).one_or_none()
-        return StoredModel(row.version, json.loads(row.body)) if row else None
+    node: str
+    gpu: int
+    why: str
+    """In the administrator's words, for `gpushare status`; may be empty."""
+    since_s: int
 
 
 class KnowledgeDocuments:
-    """``store.knowledge``: the knowledge bases in force (``kb/V100``) and how far the learner came."""
+    """``store.knowledge``: JSON documents by name: knowledge bases (``kb/V100``), models, learners' positions."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def put(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write documents, all or none; an existing one of the same name is replaced."""
+    def put(self, documents: Mapping[str, Mapping[str, Any]], assignments: Collection[Assignment] = ()) -> None:
+        """Write documents, and the clusters that profiles get by them, all or none; others of the same names go."""
         assert all(_NAME.fullmatch(name) for name in documents), "names are ours, not a user's"
-        k, now_s = schema.knowledge, int(time.time())
         if not documents:
             return
+        now_s = int(time.time())
+        rows = [{"name": name, "updated_s": now_s, "body": _dump(body)} for name, body in documents.items()]
         with self._db.write() as connection:
-            names = sorted(documents)
-            for some in chunks(names):
-                connection.execute(delete(k).where(k.c.name.in_(some)))
-            rows = [{"name": name, "updated_s": now_s, "body": _dump(body)} for name, body in documents.items()]
-            connection.execute(k.insert(), rows)
+            insert_many(connection, schema.knowledge, rows, replace=True)
+            assign(connection, assignments)
 
     def get(self, name: str) -> Mapping[str, Any] | None:
         with self._db.read() as connection:
@@ -132,6 +108,28 @@ class KnowledgeDocuments:
         """Forget a document; one that is not there is no error."""
         with self._db.write() as connection:
             connection.execute(delete(schema.knowledge).where(schema.knowledge.c.name == name))
+
+    def save_clusters(self, gpu_model: str, model: Mapping[str, Any], assignments: Collection[Assignment] = ()) -> int:
+        """Save a cluster model and, in the same transaction, the clusters that it gives; returns its version."""
+        version = self.clusters(gpu_model)[0] + 1
+        self.put({f"clusters/{gpu_model}/{version}": model}, assignments)
+        return version
+
+    def clusters(self, gpu_model: str) -> tuple[int, Mapping[str, Any]]:
+        """Version and body of a GPU model's latest cluster model; 0 and nothing if there is none."""
+        k, series = schema.knowledge.c, f"clusters/{gpu_model}/"
+        query = select(k.name, k.body).where(k.name.startswith(series, autoescape=True))
+        with self._db.read() as connection:
+            row = connection.execute(query.order_by(func.length(k.name).desc(), k.name.desc()).limit(1)).one_or_none()
+        return (int(row.name.removeprefix(series)), _load(row.body)) if row else (0, {})
+
+    def off_cards(self) -> list[OffCard]:
+        """The cards that administrators keep out of sharing, by node and index."""
+        return sorted(OffCard(**card) for card in (self.get(_OFF) or {}).get("cards", ()))
+
+    def keep_off(self, cards: Iterable[OffCard]) -> None:
+        """Let these be the cards that are off, in place of those that were."""
+        self.put({_OFF: {"cards": [asdict(card) for card in cards]}})
 
 
 def _dump(body: Mapping[str, Any]) -> str:

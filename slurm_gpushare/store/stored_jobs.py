@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Select, delete, func, select
+from sqlalchemy import Row, Select, func, select
 
 from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.history import Decision
@@ -113,6 +113,14 @@ _KNOWN: Select[Any] = select(
 ).where(_r.state.in_(("counted", "kept")))  # fmt: skip
 
 
+_LIVE = (
+    select(_r.job_id, schema.run_detail.c.body)
+    .join_from(schema.run, schema.run_detail, _r.id == schema.run_detail.c.id)
+    .where(_r.state == schema.RUNNING)
+)
+_ALIVE = "alive_"
+
+
 class InterimRecords:
     """``store.live``: the latest interim record of each running job, and heartbeats."""
 
@@ -121,33 +129,32 @@ class InterimRecords:
 
     def of_jobs(self, job_ids: Collection[int]) -> dict[int, Record]:
         """The latest interim record by job; a job without one is absent."""
-        i = schema.interim.c
-        query = select(i.job_id, i.body).order_by(i.at_s)
         with self._db.read() as connection:
-            found = select_in(connection, query, i.job_id, job_ids)
+            found = select_in(connection, _LIVE.order_by(_r.end_s), _r.job_id, job_ids)
             return {row.job_id: parse_record(row.body) for row in found}
 
     def since(self, at_s: float) -> list[Record]:
         """Interim records made at `at_s` or later."""
-        i = schema.interim.c
         with self._db.read() as connection:
-            return [parse_record(body) for body in connection.scalars(select(i.body).where(i.at_s >= at_s))]
+            return [parse_record(row.body) for row in connection.execute(_LIVE.where(_r.end_s >= at_s))]
 
     def beat(self, name: str = "helper", at_s: float | None = None) -> None:
         """Say that `name` is alive."""
-        h = schema.heartbeat
         with self._db.write() as connection:
-            connection.execute(delete(h).where(h.c.name == name))
-            connection.execute(h.insert().values(name=name, at_s=int(time.time() if at_s is None else at_s)))
+            statements.put(connection, _ALIVE + name, int(time.time() if at_s is None else at_s))
 
     def heartbeat_s(self, name: str = "helper") -> int | None:
         """When `name` was last alive; None if never."""
         with self._db.read() as connection:
-            return connection.scalar(select(schema.heartbeat.c.at_s).where(schema.heartbeat.c.name == name))
+            return statements.get(connection, _ALIVE + name) or None
 
 
 COUNTED = "decision_"
 """Start of the counters' names; they outlive pruned decisions, as metrics must."""
+
+
+_d = schema.decision.c
+_OWNERS: Select[Any] = select(schema.decision).where(_d.kind.not_in((schema.STRIKE, schema.BROKEN)))
 
 
 class Decisions:
@@ -171,25 +178,22 @@ class Decisions:
 
     def of_jobs(self, job_ids: Collection[int]) -> list[Decision]:
         """The decisions about any of these jobs, oldest first."""
-        d = schema.decision
         with self._db.read() as connection:
-            return list(map(_decision, select_in(connection, select(d).order_by(d.c.id), d.c.job_id, job_ids)))
+            return list(map(_decision, select_in(connection, _OWNERS.order_by(_d.id), _d.job_id, job_ids)))
 
     def of_kind(self, kind: str, since_s: float, after: int = 0, most: int = 50_000) -> tuple[list[Decision], int]:
         """Those of one kind since a time, oldest first, that came after the decision numbered `after`; the last number.
 
         Who asks again with that number reads only what is new. Of more than `most` the last count.
         """
-        d = schema.decision
-        query = select(d).where(d.c.id > after, d.c.kind == kind, d.c.at_s >= since_s).order_by(d.c.id.desc())
+        query = _OWNERS.where(_d.id > after, _d.kind == kind, _d.at_s >= since_s).order_by(_d.id.desc())
         with self._db.read() as connection:
-            last = connection.scalar(select(func.max(d.c.id))) or 0
+            last = connection.scalar(select(func.max(_d.id))) or 0
             return [_decision(row) for row in connection.execute(query.limit(most))][::-1], last
 
     def between(self, start_s: float, end_s: float) -> Iterator[Decision]:
         """The decisions of a period, oldest first."""
-        d = schema.decision
-        query = select(d).where(d.c.at_s >= start_s, d.c.at_s < end_s).order_by(d.c.at_s, d.c.id)
+        query = _OWNERS.where(_d.at_s >= start_s, _d.at_s < end_s).order_by(_d.at_s, _d.id)
         with self._db.read() as connection:
             yield from map(_decision, connection.execute(query))
 

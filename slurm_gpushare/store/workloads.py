@@ -219,6 +219,34 @@ def touch(connection: Connection, tokens: Collection[str]) -> None:
         connection.execute(update(w).where(w.c.token.in_(some)).values(change_seq=seq))
 
 
+def to_measure(connection: Connection) -> set[str]:
+    """Tokens that must be measured anew before they share."""
+    return set(connection.scalars(select(_w.token).where(_w.measure_since_s.is_not(None))))
+
+
+def marks(connection: Connection, tokens: Collection[str]) -> dict[str, int]:
+    """Of these tokens those that must be measured anew, each with the time since when."""
+    query = select(_w.token, _w.measure_since_s).where(_w.measure_since_s.is_not(None))
+    return {row.token: row.measure_since_s for row in select_in(connection, query, _w.token, tokens)}
+
+
+def measure_anew(connection: Connection, tokens: Mapping[str, int]) -> None:
+    """These tokens share only after a run on a whole card that begins at that time or later."""
+    w = schema.workload
+    for token, since_s in tokens.items():
+        connection.execute(update(w).where(w.c.token == token).values(measure_since_s=since_s))
+    touch(connection, tokens)
+
+
+def measured(connection: Connection, tokens: Collection[str]) -> None:
+    """These tokens were measured on a whole card: they may share again."""
+    w = schema.workload
+    for some in chunks(sorted(tokens)):
+        connection.execute(update(w).where(w.c.token.in_(some)).values(measure_since_s=None))
+    if tokens:
+        touch(connection, tokens)
+
+
 def assign(connection: Connection, assignments: Collection[Assignment]) -> None:
     """`Profiles.assign` inside a transaction that is already open."""
     if not assignments:

@@ -17,7 +17,7 @@ from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.local_checks import munge
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.credential import CredentialError, MungeDown, OpenCredential, Sealed, _Command, _Library
+from slurm_gpushare.store.credential import CredentialError, MungeDown, OpenCredential, Sealed, _Library
 from slurm_gpushare.store.ingest import Ingest
 
 NOBODY = 65534
@@ -29,11 +29,9 @@ def seal(socket: Path, made: Record | str, uid: int = 0) -> bytes:
     return subprocess.run(command, input=text.encode(), capture_output=True, check=True, user=uid).stdout
 
 
-@pytest.fixture(params=[_Library, _Command], ids=["libmunge", "unmunge"])
-def opened(request: pytest.FixtureRequest, munge_socket: Path) -> OpenCredential:
-    kind = request.param
-    opener: OpenCredential = kind(munge_socket).open
-    return opener
+@pytest.fixture
+def opened(munge_socket: Path) -> OpenCredential:
+    return _Library(munge_socket).open
 
 
 def test_a_credential_proves_its_author_and_content(opened: OpenCredential, munge_socket: Path) -> None:
@@ -68,10 +66,9 @@ def test_a_changed_credential_is_refused(opened: OpenCredential, munge_socket: P
         opened(bytes(credential))
 
 
-@pytest.mark.parametrize("kind", [_Library, _Command])
-def test_no_munged_is_not_the_records_fault(kind: type[_Library | _Command], tmp_path: Path) -> None:
+def test_no_munged_is_not_the_records_fault(tmp_path: Path) -> None:
     with pytest.raises(MungeDown, match="munged does not answer"):
-        kind(tmp_path / "nothing").open(b"MUNGE:AwQDAACSDa:")
+        _Library(tmp_path / "nothing").open(b"MUNGE:AwQDAACSDa:")
 
 
 def test_a_user_without_rights_cannot_write_another_users_profile(munge_socket: Path, tmp_path: Path) -> None:

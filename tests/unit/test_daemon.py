@@ -128,7 +128,7 @@ def test_damage_that_no_tick_reads_stops_the_helper_until_another_store_is_there
         if tick == 2:
             with Store(config.store_url) as store:
                 backup(store.database, copy)
-            overwrite_table(path, "broken_promise")
+            overwrite_table(path, "run_detail")
         elif damaged() and copy.exists():
             beats.append(HookFile(config.hook_file).heartbeat_s())
             if len(beats) == 3:

@@ -18,7 +18,6 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.report.sources import StoreSource
 from slurm_gpushare.slurm.nodes import Node
-from slurm_gpushare.store.off_cards import off_cards
 from slurm_gpushare.store.store import Store
 
 
@@ -40,7 +39,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def cards(config: Config) -> list[str]:
     with Store(config.store_url, read_only=True) as store:
-        return [f"{card.node}:{card.gpu}" for card in off_cards(store)]
+        return [f"{card.node}:{card.gpu}" for card in store.knowledge.off_cards()]
 
 
 def run(command: object, *words: str) -> str:

@@ -118,16 +118,15 @@ def test_file_with_other_columns_is_written_anew_by_the_first_change(site: Site,
 
 def test_curve_is_forgotten_with_its_workload(site: Site) -> None:
     site.take(curve(), uid=ALICE)
-    assert sizes(site.store)["cpu_curve"] == 1
     with site.store.database.write() as connection:
         connection.exec_driver_sql("UPDATE workload SET created_s = 1")
         connection.exec_driver_sql("UPDATE profile SET updated_s = 1")
     prune(site.store, 1_700_000_000.0)
-    assert sizes(site.store)["cpu_curve"] == 1, "a run of it is later"
+    assert sizes(site.store)["workload"] == 1, "a run of it is later"
     with site.store.database.write() as connection:
         connection.exec_driver_sql("UPDATE run SET end_s = 1")
     prune(site.store, 1_700_000_000.0)
-    assert sizes(site.store)["cpu_curve"] == 0
+    assert sizes(site.store)["workload"] == 0
 
 
 def test_fewest_that_are_nearly_as_fast() -> None:

@@ -225,8 +225,8 @@ def site(path: Path, tmp_path: Path) -> Site:
 
 
 def test_a_full_disk_loses_nothing(site: Site) -> None:
-    site.tags.update({job: OwnedToken(token(job), ALICE) for job in range(1, 60)})
-    paths = site.spool(*(record(job) for job in range(1, 60)))
+    site.tags.update({job: OwnedToken(token(job), ALICE) for job in range(1, 400)})
+    paths = site.spool(*(record(job) for job in range(1, 400)))
     with site.store.database.engine.connect() as connection:  # the pool has one connection, so the limit stays
         connection.exec_driver_sql("PRAGMA max_page_count = 10")
     with pytest.raises(StoreError, match="the disk is full"):
@@ -234,7 +234,7 @@ def test_a_full_disk_loses_nothing(site: Site) -> None:
     assert sorted(site.incoming.iterdir()) == sorted(paths)
     with site.store.database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA max_page_count = 100000")
-    assert site.ingest.run(NOW).counts["counted"] == 59
+    assert site.ingest.run(NOW).counts["counted"] == 399
 
 
 def test_backup_is_a_whole_store_and_never_overwrites(run: Run, path: Path, site: Site) -> None:
@@ -253,7 +253,7 @@ def test_backup_is_a_whole_store_and_never_overwrites(run: Run, path: Path, site
 
 def test_a_damaged_store_is_not_copied(run: Run, path: Path) -> None:
     run("db", "migrate")
-    overwrite_table(path, "broken_promise")
+    overwrite_table(path, "run_detail")
     code, _, err = run("db", "backup", str(path.parent / "copy.sqlite"))
     assert code == 1
     assert one_line(err).startswith(f"gpushare: error: {path}: is damaged: ")

@@ -59,13 +59,13 @@ def ingest_and_die(url: str, spool_dir: Path, victim: str, when: str, count: int
 @pytest.mark.parametrize(
     ("victim", "when", "count"),
     [
-        ("intake.insert_runs", "after", 1),  # inside the transaction that keeps a batch
+        ("intake._insert", "after", 1),  # inside the transaction that keeps a batch
         ("ingest.take_in", "after", 1),  # kept, but no file removed yet
         ("Spool.done", "before", 3),  # some files removed
         ("ingest.take_in", "before", 2),  # between two batches
         ("ingest.settle", "before", 1),  # all kept, none settled
         ("settle.refine", "after", 1),  # inside the transaction that settles
-        ("settle.forget_runs", "after", 1),
+        ("settle._drop", "after", 1),
         ("ingest.give_up", "before", 1),  # all done
     ],
 )

@@ -26,14 +26,11 @@ def test_the_first_who_claims_a_token_owns_it(store: Store) -> None:
 
 
 def test_the_latest_model_of_a_gpu_model_is_in_force(store: Store) -> None:
-    assert store.models.latest("V100") is None
-    first = store.models.save("V100", {"k": 3})
-    second = store.models.save("V100", {"k": 4})
-    store.models.save("A100", {"k": 5})
-    latest = store.models.latest("V100")
-    assert latest is not None
-    assert second > first
-    assert (latest.version, latest.body) == (second, {"k": 4})
+    assert store.knowledge.clusters("V100") == (0, {})
+    for k in range(1, 12):
+        store.knowledge.save_clusters("V100", {"k": k})
+    store.knowledge.save_clusters("A100", {"k": 5})
+    assert store.knowledge.clusters("V100") == (11, {"k": 11})
 
 
 def test_knowledge_is_replaced_by_name(store: Store) -> None:
