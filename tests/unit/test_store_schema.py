@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from sqlalchemy import inspect, select, text
 from world import record
 
@@ -37,18 +39,28 @@ OLD_ROWS = {
 }
 
 
-def test_a_store_of_an_older_release_keeps_every_row(store_url: str, tmp_path: Path) -> None:
+@pytest.fixture
+def old(store_url: str) -> Iterator[Database]:
+    """A store of schema 7, without any row."""
+    with closing(Database(store_url)) as database:
+        if not database.is_sqlite:
+            with database.write(alone=False) as connection:
+                for table in inspect(connection).get_table_names():
+                    connection.exec_driver_sql(f"DROP TABLE {table}")
+        migrate(database, tuple(step for step in known_migrations() if step.version <= 7))
+        yield database
+
+
+def test_a_store_of_an_older_release_keeps_every_row(old: Database, store_url: str, tmp_path: Path) -> None:
     """Tables that said the same became one; what was there before stays in a copy beside the store."""
-    with closing(Database(store_url)) as old:
-        migrate(old, tuple(step for step in known_migrations() if step.version <= 7))
-        made = encode_record(record(5, run_id="0" * 32, kind=RecordKind.INTERIM, seq=2))
-        with old.write() as connection:
-            for table, rows in OLD_ROWS.items():
-                connection.exec_driver_sql(f"INSERT INTO {table} VALUES {rows}")
-            run = "'kept', 1, 0, 'r-known', 4, 'gs-a', 3, 'gpu0', 0, 'V100', 900, 1000.5, 100, 0, 1, 1"
-            connection.exec_driver_sql(f"INSERT INTO run VALUES (1, {run})")
-            row = {"job": 5, "at_s": 50.0, "body": made}
-            connection.execute(text("INSERT INTO interim VALUES (:job, 'gpu0', 0, 0, 'r5', 2, :at_s, :body)"), row)
+    made = encode_record(record(5, run_id="0" * 32, kind=RecordKind.INTERIM, seq=2))
+    with old.write() as connection:
+        for table, rows in OLD_ROWS.items():
+            connection.exec_driver_sql(f"INSERT INTO {table} VALUES {rows}")
+        run = "'kept', 1, 0, 'r-known', 4, 'gs-a', 3, 'gpu0', 0, 'V100', 900, 1000.5, 100, 0, 1, 1"
+        connection.exec_driver_sql(f"INSERT INTO run VALUES (1, {run})")
+        row = {"job": 5, "at_s": 50.0, "body": made}
+        connection.execute(text("INSERT INTO interim VALUES (:job, 'gpu0', 0, 0, 'r5', 2, :at_s, :body)"), row)
     with Store.create(store_url) as store:
         assert store.conduct.to_measure() == {"gs-a"}
         with store.database.read() as connection:
@@ -78,16 +90,14 @@ def test_a_store_of_an_older_release_keeps_every_row(store_url: str, tmp_path: P
             assert store_version(database) == 7
 
 
-def test_a_migration_that_was_cut_short_copies_nothing_twice(store_url: str) -> None:
+def test_a_migration_that_was_cut_short_copies_nothing_twice(old: Database, store_url: str) -> None:
     """MariaDB commits at every CREATE and DROP, so all of a migration may be there but for its entry."""
-    with closing(Database(store_url)) as old:
-        migrate(old, tuple(step for step in known_migrations() if step.version <= 7))
+    with old.write() as connection:
+        connection.exec_driver_sql(f"INSERT INTO strike VALUES {OLD_ROWS['strike']}")
+    if not old.is_sqlite:
+        (step,) = (step for step in known_migrations() if step.version == 8)
         with old.write() as connection:
-            connection.exec_driver_sql(f"INSERT INTO strike VALUES {OLD_ROWS['strike']}")
-        if not old.is_sqlite:
-            (step,) = (step for step in known_migrations() if step.version == 8)
-            with old.write() as connection:
-                for statement in step.statements[:-3]:
-                    connection.exec_driver_sql(statement)
+            for statement in step.statements[:-3]:
+                connection.exec_driver_sql(statement)
     with Store.create(store_url) as store:
         assert len(store.conduct.strikes_of(1001)) == 2
