@@ -26,8 +26,9 @@ from slurm_gpushare.helper.changes import (
 from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.placements import RecentView, as_changed
-from slurm_gpushare.protocol.history import Decision
+from slurm_gpushare.protocol.history import Decision, StoredJob
 from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.tag import parse_tag, with_tag
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
@@ -158,8 +159,27 @@ class Comments:
         left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
         changes = ((job, change) for job, change in left if change is not None)
         async for job, change in self._changer.in_time(changes, _OUT):
-            if await self._done(job, change, _OUT, outcomes):
+            if await self._take_off(job, change, outcomes):
                 yield explain.opted_out(job, view.now_s)
+
+    async def restore_tags(
+        self, view: View, known: Mapping[str, StoredJob], outcomes: Counter[str]
+    ) -> AsyncIterator[Decision]:
+        """Write tags again that somebody else's AdminComment has replaced: without them nobody could undo us."""
+        lost = (
+            (job, Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)}))
+            for job in (view.jobs[key] for key in known if key in view.jobs)
+            if job.tag is None and (tag := parse_tag(known[job.key].tag)) is not None
+        )
+        async for job, change in self._changer.in_time(lost, "restore-tag"):
+            if await self._done(job, change, "restore-tag", outcomes):
+                yield explain.noted(job, "tagged", view.now_s)
+
+    async def _take_off(self, job: Job, change: Change, outcomes: Counter[str]) -> bool:
+        done = await self._done(job, change, _OUT, outcomes)
+        if done:
+            await Work(self._store.jobs.take_off, [job.key])
+        return done
 
     async def _withdraw(
         self, found: Sequence[tuple[Job, Change]], view: View, outcomes: Counter[str]
@@ -168,7 +188,7 @@ class Comments:
         tried, found = 0, list(self._changer.not_refused(found, _OUT))
         async for job, change in self._changer.in_time(found, _OUT):
             tried += 1
-            if await self._done(job, change, _OUT, outcomes):
+            if await self._take_off(job, change, outcomes):
                 yield explain.opted_out(job, view.now_s)
         if tried < len(found):
             self._asked_s -= EVERY_S  # the rest at the next look

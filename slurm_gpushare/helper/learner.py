@@ -138,7 +138,8 @@ class Learner:
         record, profile = self._store.runs.record(run.id), self._store.profiles.get(run.token, run.gpu_model)
         if record is None or (record.mps is not None) is not self.gpu_model.endswith(UNDER_MPS):
             return
-        mine = [span for span in self._store.sharing.of_job(run.job_id) if _within(span, run)]
+        # Those of this run: a job that was requeued keeps its id.
+        mine = self._store.sharing.of_jobs({run.job_id: [(run.start_s, run.end_s)]})
         spans = {span.side_of(run.job_id).neighbour: span for span in mine}
         beside = dict(self._beside(run, record, spans))
         alone_pct = profile.features.get(ACTIVITY_MEAN) if profile else None
@@ -169,7 +170,11 @@ class Learner:
                 side = span.side_of(run.job_id)
                 token, measured = side.neighbour_token, side.seen
             else:
-                tokens = {other.token for other in self._store.runs.of_job(neighbour.job_id)}
+                tokens = {
+                    other.token
+                    for other in self._store.runs.of_job(neighbour.job_id, [(run.start_s, float("inf"))])
+                    if other.start_s <= run.end_s
+                }
                 token, measured = (tokens.pop() if len(tokens) == 1 else ""), None
             if not token:
                 self._wait_for(neighbour.job_id, run)
@@ -182,11 +187,6 @@ class Learner:
         while len(self._waiting) >= MOST_WAITING:  # a job without a token never has a run here
             del self._waiting[next(iter(self._waiting))]
         self._waiting.setdefault(job_id, []).append(run)
-
-
-def _within(span: Span, run: StoredRun) -> bool:
-    """Whether the two shared in this run of the job: one that was requeued keeps its id."""
-    return span.start_s < run.end_s and (span.end_s is None or span.end_s > run.start_s)
 
 
 class BackgroundRefit:

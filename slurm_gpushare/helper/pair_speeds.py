@@ -310,7 +310,7 @@ class PairMeasurements:
             if last.learned < weight:
                 self._store.observations.add(_observations(pair, last, weight, now_s))
         by_key = {pair.key: seen for pair, seen in over}
-        spans = [span for pair, _ in over for span in self._store.sharing.of_job(pair.guest.raw_id)]
+        spans = self._store.sharing.of_jobs({pair.guest.raw_id: [(pair.since_s, now_s)] for pair, _ in over})
         for span in spans:  # what the whole run of a job has told since is better than what a part of it told
             if seen := by_key.get(PairKey(span.resident_job, span.guest_job)):
                 later = {side.job for side in span.sides if side.seen not in (None, seen.told.get(side.job))}

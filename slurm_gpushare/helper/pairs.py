@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from slurm_gpushare.helper import log
@@ -12,7 +13,7 @@ from slurm_gpushare.helper.occupancy import CardUse, GpuAddress, token_of
 from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
 from slurm_gpushare.protocol.errors import SlurmError
-from slurm_gpushare.protocol.history import Span, SpanSide
+from slurm_gpushare.protocol.history import Span, SpanSide, StoredJob
 from slurm_gpushare.protocol.record import UNDER_MPS
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
@@ -304,11 +305,35 @@ class SpanKeeper:
         return self._ended.get(PairKey(span.resident_job, span.guest_job), float("-inf"))
 
 
-def past_spans(store: Store, slurm: Slurm, jobs: Collection[Job], now_s: float, dry_run: bool = False) -> list[Span]:
+def follow(
+    store: Store, jobs: Iterable[Job], known: Mapping[str, StoredJob] | None, now_s: float
+) -> dict[str, StoredJob]:
+    """Let the store know every job with a tag; those in the queue, by key. `known` is what the last call said."""
+    mine = (job for job in jobs if job.tag is not None or known is None or job.key in known)
+    return store.jobs.follow([_stored(job) for job in mine if job.pending or job.running], now_s)
+
+
+def _stored(job: Job) -> StoredJob:
+    tag = job.tag
+    return StoredJob(
+        job.key, job.raw_id, job.uid, job.submit_s, job.submit_s, job.restarts, job.start_s if job.running else None,
+        tag.token if tag else None, str(tag) if tag else "",
+    )  # fmt: skip
+
+
+def past_spans(
+    store: Store,
+    slurm: Slurm,
+    jobs: Collection[Job],
+    now_s: float,
+    dry_run: bool = False,
+    known: Mapping[str, StoredJob] = MappingProxyType({}),
+) -> list[Span]:
     """For a helper that starts: every span of the jobs that run now, with the neighbours that they had before too.
 
     Spans whose pair came apart while no helper looked are ended first: two jobs on a card share it for as long as both
-    run, so they ended when the first of the two did, or else when a helper was last alive.
+    run, so they ended when the first of the two did, or else when a helper was last alive. `known` are the jobs in the
+    queue as the store has them: what others did under their ids is not theirs.
     """
     running = {job.raw_id for job in jobs if job.running}
     over = [span for span in store.sharing.open() if not {span.resident_job, span.guest_job} <= running]
@@ -316,7 +341,14 @@ def past_spans(store: Store, slurm: Slurm, jobs: Collection[Job], now_s: float, 
     ends = _ends(over, slurm, dict.fromkeys((span.id for span in over), last_s), now_s)
     if ends and not dry_run:
         store.sharing.end(ends)
-    spans = store.sharing.of_jobs(running)
+    begun_s = {job.job_id: job.first_submit_s for job in known.values()}
+    spans = store.sharing.of_jobs(
+        {
+            job.raw_id: [(begun_s.get(job.raw_id, min(job.submit_s, job.start_s or job.submit_s)), now_s)]
+            for job in jobs
+            if job.running
+        }
+    )
     return [replace(span, end_s=ends.get(span.id, span.end_s)) for span in spans]
 
 

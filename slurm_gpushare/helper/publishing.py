@@ -236,13 +236,14 @@ def own_figures(
             cache[run.id] = run_figures(record)
         if run.id in cache and (run.by_node or run.job_id not in figures):
             figures[run.job_id] = cache[run.id]
-    jobs = {run.job_id for run in runs} | {job.raw_id for job in live}
-    told = jobs | {array_of(job.key) for job in live} | set(left)
+    jobs = {run.job_id: uid for run in runs} | {job.raw_id: uid for job in live}
+    spans = store.sharing.of_jobs(store.jobs.periods(jobs), since_s)
+    told = store.jobs.periods(jobs | {array_of(job.key): uid for job in live} | dict.fromkeys(left, uid))
     return OwnFigures(
         at_s=now_s,
         since_s=since_s,
         live=tuple(live),
-        spans=tuple(replace(s, resident_token="", guest_token="") for s in store.sharing.of_jobs(jobs, since_s)),
+        spans=tuple(replace(span, resident_token="", guest_token="") for span in spans),
         decisions=tuple(last_of_equals(store.decisions.of_jobs(told))),
         runs=figures,
         tokens=tuple(token_figures(store, uid)),

@@ -59,7 +59,8 @@ class ShadowRecord:
         """The decisions about jobs that none was recorded of before."""
         self._recorded &= view.jobs.keys()
         new = [placement for placement in placements if placement.key not in self._recorded]
-        earlier = self._store.decisions.of_jobs({view.jobs[placement.key].raw_id for placement in new}) if new else []
+        asked = {job.raw_id: [(job.submit_s, view.now_s)] for job in (view.jobs[item.key] for item in new)}
+        earlier = self._store.decisions.of_jobs(asked)
         self._recorded |= {str(decision.reasons.get("key")) for decision in earlier if decision.kind == SHADOW}
         found = [
             shadowed(view.jobs[placement.key], placement, view.jobs.get(placement.partner_key or ""), view.now_s)

@@ -6,7 +6,7 @@ is rebuilt from Slurm and the store when a helper starts. Nothing here may be to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from slurm_gpushare.helper.act import Changer, Comments
 from slurm_gpushare.helper.durations import RecentDurations
@@ -20,7 +20,7 @@ from slurm_gpushare.helper.queue_facts import SiteCache, StoreReader
 from slurm_gpushare.helper.shadow_policy import ShadowRecord
 from slurm_gpushare.helper.watch import Watch
 from slurm_gpushare.helper.why_left import WaitReasons
-from slurm_gpushare.protocol.history import Decision
+from slurm_gpushare.protocol.history import Decision, StoredJob
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
@@ -63,5 +63,7 @@ class State:
         self.decisions: list[Decision] = []
         """Those that the store does not have yet."""
         self.faults = Faults()
+        self.known: Mapping[str, StoredJob] | None = None
+        """The jobs with tags that are in the queue, as the store has them, by key; None before the first look."""
         self.recalled = False
         """Whether what an earlier helper knew has been read from the store."""

@@ -22,7 +22,7 @@ from slurm_gpushare.helper.changes import (
 from slurm_gpushare.helper.loop import Work, at_once
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
-from slurm_gpushare.helper.pairs import PairChanges, pairs_now, past_spans
+from slurm_gpushare.helper.pairs import PairChanges, follow, pairs_now, past_spans
 from slurm_gpushare.helper.placements import TickFacts
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.preemption import PreemptionRules
@@ -173,8 +173,11 @@ class Helper:
         jobs = [as_if_shareable(job, self.config.shards_per_gpu) for job in jobs] if in_shadow else jobs
         nodes = await Work(self._slurm.nodes)
         self.state.lost_shards.look((node for node in nodes if self.shares(node)), self.config.shards_per_gpu)
+        if not self.dry_run:
+            self.state.known = await Work(follow, self._store, jobs, self.state.known, now_s)
         if not self.state.recalled:
-            spans = await Work(past_spans, self._store, self._slurm, jobs, now_s, self.dry_run)
+            known = self.state.known or {}
+            spans = await Work(past_spans, self._store, self._slurm, jobs, now_s, self.dry_run, known)
             self.state.pairs.recall(spans, now_s, {job.raw_id: job.paused_s(now_s) for job in jobs if job.running})
             self.state.recalled = True
         avoid = self.state.placements.avoid([node.name for node in nodes], now_s)
@@ -195,6 +198,8 @@ class Helper:
 
     async def _follow_comments(self, view: View, report: TickReport) -> None:
         if not self.places_nobody:
+            async for decision in self.state.comments.restore_tags(view, self.state.known or {}, report.outcomes):
+                self.state.decisions.append(decision)
             async for decision in self.state.comments.follow(view, self.config, report.outcomes):
                 self.state.decisions.append(decision)  # one by one: Slurm may fail before the next
         async for decision in self.state.comments.let_go(view, report.outcomes):

@@ -1,4 +1,4 @@
-"""What happened to jobs, as plain data: spans of sharing and decisions.
+"""What happened to jobs, as plain data: who they are, spans of sharing and decisions.
 
 No database is needed to hold them, so that a login node, which has none, can read what was published.
 """
@@ -108,6 +108,35 @@ class Decision:
     """Predicted, of this job beside the partner."""
     reasons: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """What the decision rested on: numbers, tokens, our own words. JSON."""
+
+
+SLACK_S = 5.0
+"""How far the clocks of a node and of the controller may be apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """One job: all that Slurm's restart count joins."""
+
+    job_key: str
+    job_id: int
+    """SLURM_JOB_ID."""
+    uid: int
+    first_submit_s: int
+    submit_s: int
+    """As Slurm has it: a requeue resets it."""
+    restarts: int
+    start_s: int | None
+    token: str | None
+    tag: str
+    """As AdminComment had it; empty once we took it off."""
+    end_s: int | None = None
+    id: int = 0
+
+    def goes_on_as(self, other: StoredJob) -> bool:
+        """Whether `other`, of the same key and seen later, is the same job: not submitted since, or put back."""
+        same_submission = other.submit_s == self.submit_s and other.restarts >= self.restarts
+        return other.uid == self.uid and (same_submission or other.restarts > self.restarts)
 
 
 OPTED_OUT = "opted-out"

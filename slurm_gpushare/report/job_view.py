@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 
 from slurm_gpushare.helper.reasons import Code, Reason
 from slurm_gpushare.node.figures import RunFigures
-from slurm_gpushare.protocol.history import OPTED_OUT, Decision, Span, SpanSide, rate_of_isd
+from slurm_gpushare.protocol.history import OPTED_OUT, SLACK_S, Decision, Span, SpanSide, StoredJob, rate_of_isd
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.stop_orders import LONGEST_PAUSE_S
 from slurm_gpushare.protocol.tag import Tag
@@ -52,6 +53,8 @@ class History:
     """Whether a job without a span is known not to have shared."""
     live: PublicJob | None = None
     """Of one job that is in the queue: what everybody may see of it."""
+    jobs: Mapping[int, Sequence[StoredJob]] = field(default_factory=dict)
+    """Who had a SLURM_JOB_ID, oldest first: Slurm gives ids anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,14 +335,23 @@ def views_of(jobs: Iterable[AccountedJob], known: History, promise: SitePromises
             spans[raw_id].append(span)
     for decision in by_own_id(known.decisions, {job.key: job.raw_id for job in bare.values()}):
         decisions[decision.job_id].append(decision)
-    return tuple(
-        with_history(
-            from_accounting(job, now_s),
-            History(spans.get(raw_id, ()), decisions.get(raw_id, ()), known.runs, known.complete),
-            promise,
-        )
-        for raw_id, job in bare.items()
-    )
+    found = []
+    for raw_id, job in bare.items():
+        first_s, last_s = _period(job, known.jobs.get(raw_id, ()))
+        own_spans = [span for span in spans.get(raw_id, ()) if first_s <= span.start_s <= last_s]
+        own_decisions = [decision for decision in decisions.get(raw_id, ()) if first_s <= decision.at_s <= last_s]
+        history = History(own_spans, own_decisions, known.runs, known.complete)
+        found.append(with_history(from_accounting(job, now_s), history, promise))
+    return tuple(found)
+
+
+def _period(job: AccountedJob, stored: Sequence[StoredJob]) -> tuple[float, float]:
+    """From its first submission to its end; always, where nobody is known to have had its id."""
+    if not stored:
+        return 0.0, inf
+    mine = [item for item in stored if item.uid == job.uid and item.first_submit_s <= job.submit_s]
+    begun_s = mine[-1].first_submit_s if mine else job.submit_s
+    return begun_s - SLACK_S, (inf if job.end_s is None else job.end_s + SLACK_S)
 
 
 def role_of(tag: Tag | None, joined: bool) -> str:

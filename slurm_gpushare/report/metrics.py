@@ -199,11 +199,12 @@ def last_day(store: Store, promise: SitePromises, now_s: float) -> LastDay:
             str(run.job_id), run.job_id, -1, "", "", None, int(run.end_s) - int(lasted), int(run.end_s), now_s, lasted
         )
     shared: dict[int, list[Span]] = defaultdict(list)
-    for span in store.sharing.of_jobs(ended):
+    periods = {job: [(view.start_s or 0, view.end_s or now_s)] for job, view in ended.items()}
+    for span in store.sharing.of_jobs(periods):
         for job in {span.resident_job, span.guest_job} & ended.keys():
             shared[job].append(span)
     decided: dict[int, list[Decision]] = defaultdict(list)
-    for decision in store.decisions.of_jobs(shared):
+    for decision in store.decisions.of_jobs({job: periods[job] for job in shared}):
         decided[decision.job_id].append(decision)
     views = [with_history(ended[job], History(own, decided[job]), promise) for job, own in shared.items()]
     return LastDay(

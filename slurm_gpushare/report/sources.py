@@ -214,17 +214,19 @@ class StoreSource(_Remembered):
     def of_job(self, raw_id: int, key: str, uid: int) -> History:
         store, live = self.store, self._now().jobs.get(key)
         record = store.live.of_jobs({raw_id}).get(raw_id)
-        runs = sorted(store.runs.of_job(raw_id), key=lambda run: (run.by_node, run.end_s))
+        periods = store.jobs.periods({raw_id: uid, array_of(key): uid})
+        runs = sorted(store.runs.of_job(raw_id, periods[raw_id]), key=lambda run: (run.by_node, run.end_s))
         if runs and (record is None or record.end_s <= runs[-1].end_s):  # else it was requeued, and runs again
             record = store.runs.record(runs[-1].id) or record
-        decisions = of_job(store.decisions.of_jobs({raw_id, array_of(key)}), raw_id, key)
+        decisions = of_job(store.decisions.of_jobs(periods), raw_id, key)
         figures = {raw_id: run_figures(record)} if record else {}
-        return History(store.sharing.of_job(raw_id), decisions, figures, True, live)
+        return History(store.sharing.of_jobs({raw_id: periods[raw_id]}), decisions, figures, True, live)
 
     def between(self, start_s: float, end_s: float) -> History:
         store = self.store
         spans, decisions = store.sharing.between(start_s, end_s), store.decisions.between(start_s, end_s)
-        return History(list(spans), list(decisions), store.runs.figures_between(start_s, end_s), True)
+        runs = store.runs.figures_between(start_s, end_s)
+        return History(list(spans), list(decisions), runs, True, jobs=store.jobs.between(start_s, end_s))
 
     def tokens(self, uid: int) -> Mapping[str, TokenFigures] | None:
         from slurm_gpushare.helper.publishing import token_figures

@@ -84,6 +84,11 @@ sharing = _table(
     resident_rate_seen=Double, guest_rate_seen=Double, gpus=Integer, paused_s=BigInteger,
 )  # fmt: skip
 ban = _table("ban", "token_a token_b", token_a=_TOKEN, token_b=_TOKEN, at_s=BigInteger)
+job = _table(
+    "job", "id",
+    id=Integer, job_key=String(40), job_id=BigInteger, uid=BigInteger, first_submit_s=BigInteger,
+    submit_s=BigInteger, restarts=Integer, start_s=BigInteger, end_s=BigInteger, token=_TOKEN, tag=Text,
+)  # fmt: skip
 counter = _table("counter", "name", name=String(32), value=BigInteger)
 schema_version = _table("schema_version", "version", version=Integer, name=String(80), applied_s=BigInteger)
 

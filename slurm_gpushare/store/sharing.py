@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Select, and_, bindparam, delete, or_, select,
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.known_jobs import EVER, Periods, within
 from slurm_gpushare.store.schema import BROKEN, STRIKE
 from slurm_gpushare.store.statements import select_in
 from slurm_gpushare.store.workloads import measure_anew, to_measure
@@ -94,7 +95,7 @@ class SharingSpans:
 
     def begin(self, spans: Collection[Span]) -> None:
         """Record that sharing began; what is known already is left as it is."""
-        earlier = self.of_jobs({span.guest_job for span in spans})
+        earlier = self.of_jobs({span.guest_job: EVER for span in spans})
         known = {(span.resident_job, span.guest_job, span.start_s) for span in earlier}
         new = {(span.resident_job, span.guest_job, span.start_s): span for span in spans}
         rows = [_without_id(span) for key, span in new.items() if key not in known]
@@ -120,15 +121,19 @@ class SharingSpans:
         return list(self._spans(select(schema.sharing).where(schema.sharing.c.end_s.is_(None))))
 
     def of_job(self, job_id: int) -> list[Span]:
-        return self.of_jobs([job_id])
+        """Spans of all jobs that ever had this id."""
+        return self.of_jobs({job_id: EVER})
 
-    def of_jobs(self, job_ids: Collection[int], since_s: float = 0.0) -> list[Span]:
-        """Spans of any of these jobs that had not ended at `since_s`, in order of their start."""
+    def of_jobs(self, periods: Periods, since_s: float = 0.0) -> list[Span]:
+        """Spans of jobs that had these ids then, and that had not ended at `since_s`; in order of their start."""
         s = schema.sharing.c
         query = select(schema.sharing).where(or_(s.end_s.is_(None), s.end_s > since_s))
         with self._db.read() as connection:
             rows = (
-                row for side in (s.resident_job, s.guest_job) for row in select_in(connection, query, side, job_ids)
+                row
+                for side in (s.resident_job, s.guest_job)
+                for row in select_in(connection, query, side, periods)
+                if within(periods, row._mapping[side.name], row.start_s)
             )
             found = {row.id: Span(**row._mapping) for row in rows}
         return sorted(found.values(), key=lambda span: (span.start_s, span.id))

@@ -14,6 +14,7 @@ from sqlalchemy import delete, func, select
 
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.known_jobs import Jobs
 from slurm_gpushare.store.schema import known_migrations, migrate, require_current
 from slurm_gpushare.store.sharing import Conduct, Observations, SharingSpans
 from slurm_gpushare.store.spool import Inbox
@@ -39,6 +40,7 @@ class Store:
         self.live = InterimRecords(self.database)
         self.knowledge = KnowledgeDocuments(self.database)
         self.observations = Observations(self.database)
+        self.jobs = Jobs(self.database)
         self.sharing = SharingSpans(self.database)
         self.decisions = Decisions(self.database)
         self.conduct = Conduct(self.database)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.record import Record, parse_record
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.known_jobs import EVER, Periods, within
 from slurm_gpushare.store.statements import select_in
 
 
@@ -55,8 +56,10 @@ class Runs:
             found = list(map(_run, select_in(connection, _KNOWN.where(_r.end_s >= since_s), _r.token, tokens)))
         return sorted(found, key=lambda run: (run.end_s, run.id))
 
-    def of_job(self, job_id: int) -> list[StoredRun]:
-        return list(self._read(_KNOWN.where(_r.job_id == job_id).order_by(_r.id)))
+    def of_job(self, job_id: int, periods: Sequence[tuple[float, float]] = EVER) -> list[StoredRun]:
+        """The runs of the job that had this id then."""
+        found = self._read(_KNOWN.where(_r.job_id == job_id).order_by(_r.id))
+        return [run for run in found if within({job_id: periods}, job_id, run.end_s)]
 
     def after(self, last_seq: int) -> Iterator[StoredRun]:
         """Runs whose `settled_seq` is later than `last_seq`: what a learner has not seen yet."""
@@ -173,13 +176,14 @@ class Decisions:
             statements.add(connection, {f"{COUNTED}{kind}": count for kind, count in kinds.items()})
 
     def of_job(self, job_id: int) -> list[Decision]:
-        """The job's decisions, oldest first."""
-        return self.of_jobs([job_id])
+        """The decisions about all jobs that ever had this id, oldest first."""
+        return self.of_jobs({job_id: EVER})
 
-    def of_jobs(self, job_ids: Collection[int]) -> list[Decision]:
-        """The decisions about any of these jobs, oldest first."""
+    def of_jobs(self, periods: Periods) -> list[Decision]:
+        """The decisions about jobs that had these ids then, oldest first."""
         with self._db.read() as connection:
-            return list(map(_decision, select_in(connection, _OWNERS.order_by(_d.id), _d.job_id, job_ids)))
+            rows = select_in(connection, _OWNERS.order_by(_d.id), _d.job_id, periods)
+            return [_decision(row) for row in rows if within(periods, row.job_id, row.at_s)]
 
     def of_kind(self, kind: str, since_s: float, after: int = 0, most: int = 50_000) -> tuple[list[Decision], int]:
         """Those of one kind since a time, oldest first, that came after the decision numbered `after`; the last number.

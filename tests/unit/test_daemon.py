@@ -25,6 +25,7 @@ from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.maintenance import backup, damage
 from slurm_gpushare.store.published import read_public
 from slurm_gpushare.store.sharing import Observation
@@ -148,7 +149,7 @@ def test_damage_that_no_tick_reads_stops_the_helper_until_another_store_is_there
 
 def test_old_decisions_are_forgotten_once_a_day_without_being_asked(config: Config) -> None:
     def said(store: Store) -> list[str]:
-        return sorted(decision.kind for decision in store.decisions.of_jobs([1, 2]))
+        return sorted(decision.kind for decision in store.decisions.of_jobs({1: EVER, 2: EVER}))
 
     now_s = int(time.time())
     long_ago_s = now_s - 400 * 86_400

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from world import ALICE, Site, command_record, record, token
+from world import ALICE, NOW, Site, command_record, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.kb_clusters import clusters as model
@@ -179,7 +179,7 @@ def shared_run(site: Site, job: int, name: str, beside: tuple[Neighbour, ...], s
 
 
 def span(resident: int, guest: int, tokens: tuple[str, str]) -> Span:
-    return Span(resident, guest, *tokens, "n0", 0, "V100", 100 * resident)
+    return Span(resident, guest, *tokens, "n0", 0, "V100", NOW - 62)
 
 
 def test_the_final_records_of_both_jobs_teach_after_a_few_seconds(site: Site) -> None:

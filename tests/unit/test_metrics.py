@@ -31,6 +31,7 @@ from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.stored_jobs import StoredRun
 
@@ -117,7 +118,7 @@ def test_the_last_day_counts_what_lies_in_it(tmp_path: Path, monkeypatch: pytest
     runs = [run(1, now - 93_600, now - 80_000), run(2, now - 90_000, now - 82_800)]
     with Store.create(f"sqlite:///{tmp_path}/store.sqlite") as store:
         store.sharing.begin(spans)
-        ids = {span.guest_job: span.id for span in store.sharing.of_jobs({2, 4, 6})}
+        ids = {span.guest_job: span.id for span in store.sharing.of_jobs(dict.fromkeys((2, 4, 6), EVER))}
         store.sharing.end({ids[2]: now - 82_800, ids[6]: now - 190_000})
         store.sharing.seen({ids[2]: 0.8}, {ids[2]: 0.5})
         monkeypatch.setattr(store.runs, "between", lambda start_s, end_s: iter(runs))
