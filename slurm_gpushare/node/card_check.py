@@ -165,17 +165,13 @@ def _alone(bench: Bench) -> CardOutcome:
 def _beside(bench: Bench, uid: int | None = None) -> CardOutcome:
     with bench.load(duty=0.25) as one, bench.load(duty=0.5, uid=uid) as other:
         _, seen = bench.worked(one, other, times=2)
-    figures = {
-        "first": seen.get(one.pid),
-        "second": seen.get(other.pid),
-        "others": len(seen.keys() - {one.pid, other.pid}),
-    }
+    figures = {"first": seen.get(one.pid), "second": seen.get(other.pid), "blind": bench.card.blind}
     told = [pct for pct in (seen.get(one.pid), seen.get(other.pid)) if pct is not None]
     if len(told) == 2:
-        return _judged(
-            told[1] > told[0], f"{told[0]:.0f} and {told[1]:.0f} % of processes busy for 25 and 50 %", **figures
-        )
-    return _judged(False, f"figures of {len(told)} of the 2 processes, and of {figures['others']} others", **figures)
+        found = f"{told[0]:.0f} and {told[1]:.0f} % of processes busy for 25 and 50 %"
+        return _judged(told[1] > told[0], found, **figures)
+    whose = ": an MPS server has them all" if bench.card.blind else ""
+    return _judged(False, f"figures of {len(told)} of the 2 processes{whose}", **figures)
 
 
 def _activity(bench: Bench) -> CardOutcome:

@@ -109,7 +109,7 @@ def test_every_try_comes_to_its_end(node: Node) -> None:
 @pytest.mark.slow
 def test_an_mps_server_that_takes_all_figures_is_noticed(node: Node) -> None:
     row = node.rows("mps-figures", seconds="0.8", GPUSHARE_EMU_MPS_BLIND="1")["mps-figures"]
-    assert (row["verdict"], row["found"]) == ("differs", "figures of 0 of the 2 processes, and of 1 others")
+    assert (row["verdict"], row["found"]) == ("differs", "figures of 0 of the 2 processes: an MPS server has them all")
 
 
 @pytest.mark.slow
