@@ -161,6 +161,12 @@ class Ahead:
         budget: Floats = promise_pct / 100.0 * (self.done_s + self.left.low_s) - lost_s
         return budget
 
+    def expected_budget_s(self, promise_pct: Floats, lost_s: Floats) -> Floats:
+        """The same of the run as it is expected; of one without an end in sight what is done counts."""
+        left_s = np.where(np.isfinite(self.left.middle_s), self.left.middle_s, self.left.low_s)
+        budget: Floats = promise_pct / 100.0 * (self.done_s + left_s) - lost_s
+        return budget
+
     def bears(self, promise_pct: Floats, lost_s: Floats) -> Floats:
         """Delay for each second left that fits the promise if somebody stays to the end, be that soon or late."""
         part, found = promise_pct / 100.0, np.full(len(self.done_s), np.inf)

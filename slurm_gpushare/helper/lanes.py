@@ -224,6 +224,7 @@ def _lanes(fit: SiteFit, kind: Ints, wanted_rank: Ints, settings: PolicySettings
     return Lanes(
         kind=kind,
         budget_s=there.ahead.budget_s(promise, there.lost_s),
+        expected_budget_s=there.ahead.expected_budget_s(promise, there.lost_s),
         bears=there.ahead.bears(promise, there.lost_s),
         left_s=there.ahead.left.middle_s,
         left_high_s=there.ahead.left.high_s,

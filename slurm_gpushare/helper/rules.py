@@ -99,6 +99,7 @@ class Lanes:
 
     kind: Ints  # column of the terms
     budget_s: Floats  # delay that it may still suffer, if its run is short
+    expected_budget_s: Floats  # the same, if its run is as long as expected
     bears: Floats  # delay that it may suffer for each second left, if somebody stays until it ends
     left_s: Floats  # alone-time that it is expected to need still: the middle
     left_high_s: Floats  # if its run is long
@@ -109,8 +110,8 @@ class Lanes:
     def take(self, some: Ints) -> Lanes:
         """Only these."""
         return Lanes(
-            self.kind[some], self.budget_s[some], self.bears[some], self.left_s[some], self.left_high_s[some],
-            self.limit_left_s[some], self.wanted_rank[some],
+            self.kind[some], self.budget_s[some], self.expected_budget_s[some], self.bears[some], self.left_s[some],
+            self.left_high_s[some], self.limit_left_s[some], self.wanted_rank[some],
             None if self.wanted_whole is None else self.wanted_whole[some],
         )  # fmt: skip
 
@@ -295,27 +296,42 @@ def _short(offers: Offers) -> Bools:
 
 
 def _promised(offers: Offers) -> Bools:
-    """The resident's promise holds at worst: the guest leaves in time, or may stay until the resident ends."""
+    """The resident's promise holds at worst: the guest leaves in time, or may stay until the resident ends.
+
+    In a trial that is measured within seconds and can be stopped, the rates are at their worst, and durations as
+    expected: it is not to be feared that all goes wrong at once.
+    """
     terms, lanes = offers.scene.terms, offers.scene.lanes
-    in_time = offers.high_s <= offers.of(terms.longest) * lanes.budget_s[offers.columns]
-    kept: Bools = in_time | (offers.of(terms.to_the_end) <= lanes.bears[offers.columns])
+    longest, to_the_end = offers.of(terms.longest), offers.of(terms.to_the_end)
+    kept: Bools = offers.high_s <= longest * lanes.budget_s[offers.columns]
+    kept = kept | (to_the_end <= lanes.bears[offers.columns])
+    if offers.scene.settings.stops and (trial := offers.of(terms.explored)).any():
+        budget_s = lanes.expected_budget_s[offers.columns]
+        with np.errstate(invalid="ignore"):  # a resident without an end
+            kept = kept | (trial & ((offers.d <= longest * budget_s) | (to_the_end * offers.left_s <= budget_s)))
     return kept
 
 
 def _worth_a_trial(offers: Offers) -> Bools:
     """Where little is known: the guest cannot lose much by a trial, and there is one at a time for a workload.
 
-    Either its promise holds at worst over its whole run, since the resident leaves it in time. Or it is done sooner
-    than by waiting even at worst. The verdict comes within seconds, and may spare the next ones such a stay.
+    Either its promise holds at the worst rates over its whole run, since the resident leaves it in time. Or it is done
+    sooner than by waiting even so. The verdict comes within seconds, and may spare the next ones such a stay.
     """
     scene, (guests, residents) = offers.scene, offers.scene.on_trial
-    trial = offers.of(scene.terms.explored)
+    terms, waiting, lanes = scene.terms, scene.waiting, scene.lanes
+    trial = offers.of(terms.explored)
     if not trial.any():
         return _EVERYBODY
-    kept = offers.at_worst()[1] <= scene.settings.guest_cap_pct / 100.0 * scene.waiting.low_s[offers.rows][:, None]
-    worst_s = offers.high_s * (offers.of(scene.terms.stay_high) + offers.of(scene.terms.delay_high))
-    kept |= worst_s < offers.wait_s[:, None] + offers.d
-    on_trial = guests[scene.waiting.kind[offers.rows]][:, None] | residents[scene.lanes.kind[offers.columns]]
+    d, run_s, left_s = offers.d, offers.d, offers.left_s
+    if not scene.settings.stops:
+        d, run_s = offers.high_s, waiting.low_s[offers.rows][:, None]
+        left_s = lanes.left_high_s[offers.columns]
+    stay = offers.of(terms.stay_high)
+    lost_s = left_s / offers.of(terms.resident_low) * (1.0 - 1.0 / stay)
+    kept = lost_s <= scene.settings.guest_cap_pct / 100.0 * run_s
+    kept |= d * (stay + offers.of(terms.delay_high)) < offers.wait_s[:, None] + offers.d
+    on_trial = guests[waiting.kind[offers.rows]][:, None] | residents[lanes.kind[offers.columns]]
     allowed: Bools = ~trial | (kept & ~on_trial)
     return allowed
 

@@ -132,9 +132,11 @@ def _sieved(scene: Scene) -> Ints:
         np.maximum.at(found, lanes.kind, values)
         return found
 
-    longest = np.where(terms.to_the_end <= most(lanes.bears), np.inf, terms.longest * most(lanes.budget_s)).max(axis=1)
+    budget_s = np.maximum(lanes.budget_s, lanes.expected_budget_s)
+    bears = np.maximum(lanes.bears, lanes.expected_budget_s / np.maximum(lanes.left_s, 1e-9))
+    longest = np.where(terms.to_the_end <= most(bears), np.inf, terms.longest * most(budget_s)).max(axis=1)
     outlives = (terms.outlives * most(lanes.limit_left_s)).max(axis=1)
-    fits = (waiting.high_s <= longest[waiting.kind]) & (waiting.expected_s <= scene.short_s)
+    fits = waiting.expected_s <= np.minimum(longest[waiting.kind], scene.short_s)
     fits &= (waiting.limit_s <= outlives[waiting.kind]) | (waiting.rank <= lanes.wanted_rank.max())
     rows = np.flatnonzero(fits)
     return rows[np.argsort(waiting.expected_s[rows], kind="stable")]

@@ -18,6 +18,7 @@ class PolicySettings:
     resident_budget_pct: float = DEFAULTS.resident_budget_pct
     guest_cap_pct: float = DEFAULTS.guest_cap_pct
     memory_headroom_pct: float = DEFAULTS.memory_headroom_pct
+    stops: bool = True  # whether nodes tell of losses while jobs share, and stop guests that cost too much
     limit_margin_pct: float = 5.0  # shared ends stay this far inside the time limits
     extend_time_limit: bool = DEFAULTS.extend_time_limit
     aged_s: float = 86_400.0  # a job that has waited this long goes first
@@ -36,6 +37,7 @@ class PolicySettings:
             guest_cap_pct=config.guest_cap_pct,
             memory_headroom_pct=config.memory_headroom_pct,
             extend_time_limit=config.extend_time_limit,
+            stops=config.on_slowdown == "pause" and config.records_to == "spool",
         )
 
     @property

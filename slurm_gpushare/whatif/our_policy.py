@@ -233,6 +233,7 @@ class SimulatedHalves:
         return Lanes(
             kind=world.work.profile[residents],
             budget_s=ahead.budget_s(promise, lost_s),
+            expected_budget_s=ahead.expected_budget_s(promise, lost_s),
             bears=ahead.bears(promise, lost_s),
             left_s=ahead.left.middle_s,
             left_high_s=ahead.left.high_s,

@@ -136,12 +136,21 @@ def test_promises_are_kept_on_the_pessimistic_rate() -> None:
     assert places(decide([card(occupant())], [long], knowledge=Flat(0.8, low=0.5))) == NOWHERE
 
 
-def test_an_uncertain_guest_is_tried_where_the_worst_fits_the_residents_budget() -> None:
-    unsure = Flat(0.65, low=0.4)
-    assert only(decide([card(occupant())], [pending(limit_s=2000)], knowledge=unsure)).reasons.explored
+def test_an_uncertain_guest_is_tried_where_it_gains_even_at_worst() -> None:
+    """It waits 500 s for the card; at a rate of 0.5 it and what it costs its resident take three times its duration."""
+    unsure, soon = Flat(0.8, low=0.5), occupant(expected_s=1500, limit_s=2000)
+    for expected_s, where in ((240, BESIDE_RESIDENT), (260, NOWHERE)):
+        got = decide([card(soon)], [pending(expected_s=expected_s)], knowledge=unsure)
+        assert places(got) == where
+        assert all(placement.reasons.explored for placement in got.placements)
+
+
+def test_where_nobody_can_be_stopped_a_trial_fits_the_residents_budget_at_worst() -> None:
+    unsure, unwatched = Flat(0.65, low=0.4), replace(SETTINGS, stops=False)
     # 25 % of 10 000 s is 2500 s; at a rate of 0.4 a guest costs one and a half times its duration.
-    assert only(decide([card(occupant())], [pending(expected_s=1660, limit_s=2000)], knowledge=unsure)).reasons.explored
-    assert places(decide([card(occupant())], [pending(expected_s=1670, limit_s=2000)], knowledge=unsure)) == NOWHERE
+    for expected_s, where in ((1660, BESIDE_RESIDENT), (1670, NOWHERE)):
+        guest = pending(expected_s=expected_s, limit_s=2000)
+        assert places(decide([card(occupant())], [guest], knowledge=unsure, settings=unwatched)) == where
 
 
 def test_an_uncertain_guest_that_could_lose_much_waits_unless_its_resident_leaves_it_in_time() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from gpushare_lab.cli.checks import check_new_directory
 from gpushare_lab.cli.demo_table import FIGURES, learned, shown
@@ -32,27 +32,36 @@ from gpushare_lab.paper.rounds import (
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.cli.console import warn
+from slurm_gpushare.knowledge.tables import write_rows
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.whatif.assess import shipped_pairs
 
 BAR = 24
 
 
-def _default_pairs() -> Path | None:
-    """The measured V100 pairs, where they are."""
-    path = Path(os.environ.get("GPUSHARE_DATA", "../shared/data")) / "v100_pairs.csv"
-    return path.resolve() if path.is_file() else None
+def _shipped_pairs(directory: Path) -> Path:
+    """The measured V100 pairs of the shipped knowledge base, as a file: every clone shows the same."""
+    pairs, path = shipped_pairs(), directory / "v100_pairs.csv"
+    rows = [
+        (a, b, "V100", *(("1", pairs.rate[i, j], pairs.rate[j, i]) if np.isfinite(pairs.rate[i, j]) else ("0", "", "")))
+        for i, a in enumerate(pairs.profiles)
+        for j, b in enumerate(pairs.profiles)
+        if i <= j
+    ]
+    write_rows(path, ("profile_a", "profile_b", "gpu_model", "feasible", "rate_a", "rate_b"), rows)
+    return path.resolve()
 
 
 @click.command()
 @click.option("--policies", default=",".join(SHORT), show_default=True,
               help=f"Which to compare, in this order, or 'all': {', '.join(POLICIES)}.")  # fmt: skip
-@click.option("--jobs", "count", default=18, show_default=True, help="Jobs, a third of each cluster.")
+@click.option("--jobs", "count", default=24, show_default=True, help="Jobs, a third of each cluster.")
 @click.option("--gpus", default=4, show_default=True, help="GPUs, one a node.")
-@click.option("--seconds", "mean_s", default=8.0, show_default=True, help="Mean time that a job takes alone.")
+@click.option("--seconds", "mean_s", default=10.0, show_default=True, help="Mean time that a job takes alone.")
 @click.option("--seed", default=0, show_default=True, help="Of the jobs and their order.")
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="So many seeds, from --seed on.")
 @click.option("--pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-              help="Measured rates. Default: v100_pairs.csv in GPUSHARE_DATA, else the contention model.")  # fmt: skip
+              help="Measured rates. Default: the V100 pairs of the shipped knowledge base.")  # fmt: skip
 @click.option("--profiles", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Measured telemetry of the profiles of --pairs; else it is inferred from their rates.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/demo"), show_default=True,
@@ -70,13 +79,13 @@ def demo(
     each costs and saves is printed at the end. Nothing is entered beforehand.
     """
     names = _names(policies)
-    source = pairs.resolve() if pairs else _default_pairs()
-    if profiles is not None and source is None:
+    if profiles is not None and pairs is None:
         raise BadInput("--profiles without --pairs", "Give the rates that go with them.")
     check_new_directory("--out", out)
     steps = Steps()
     stop_on_sigterm()
     out.mkdir(parents=True, exist_ok=True)
+    source = pairs.resolve() if pairs else _shipped_pairs(out)
     testbed = Testbed(directory, steps).up(Shape(nodes=gpus, gpus=1, shards=2), suite=suite)
     rounds: list[list[PaperResult]] = []
     told = _told(source, profiles)
@@ -109,9 +118,7 @@ def _names(policies: str) -> list[str]:
     return [EXCLUSIVE, *(name for name in names if name != EXCLUSIVE)]
 
 
-def _told(source: Path | None, profiles: Path | None) -> str:
-    if source is None:
-        return "rates and telemetry of the built-in contention model"
+def _told(source: Path, profiles: Path | None) -> str:
     if profiles is None:
         return f"measured rates of {source.name}; telemetry inferred from them, so that cold figures prove nothing"
     return f"measured rates of {source.name}, measured telemetry of {profiles.name}"
