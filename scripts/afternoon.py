@@ -125,7 +125,9 @@ class Afternoon:
     def limits_first(self) -> None:
         """What limits.gpushare says: two lines and a restart, then its commands; no node has shards yet."""
         text = (self.etc / "limits.gpushare").read_text()
-        keys = dict(re.findall(r"(?m)^#   (\w+)=(\S+)$", text))
+        # An earlier release did not say which lines come first.
+        before = {"GresTypes": "gpu,shard", "AccountingStorageTRES": "gres/gpu,gres/shard"}
+        keys = dict(re.findall(r"(?m)^#   (\w+)=(\S+)$", text)) or before
         conf = self.bed.layout.slurm_conf
         conf.write_text(with_keys(conf.read_text(), keys))
         self.bed.restart("slurmctld")
