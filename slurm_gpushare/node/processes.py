@@ -280,12 +280,17 @@ class JobStop:
         self._counted_s = now_s
 
     def _is_awake(self, worked: bool) -> bool:
-        """Whether one of those who stood still does not any more. What waits for a disk tells neither."""
+        """Whether one of those who stood still does not any more. What waits for a disk tells neither.
+
+        One that has ended was let go first, or killed: in either case the job may be ending, and those whom Slurm does
+        not reach (workers in sessions of their own) must not stand still until it kills them.
+        """
         awake = False
         for pid, held in list(self._held.items()):
             state = process_state(pid)
             if state is None or state.start != held.start or state.letter in _GONE:
                 del self._held[pid]
+                awake = awake or held.stood
             elif state.letter in _STOPPED:
                 held.stood = True
             else:

@@ -363,7 +363,7 @@ def test_a_workloads_name_stays_at_home(site: Site, verdict: Verdict) -> None:
     secret = f"unicorn{os.getpid()}"
     testbed = site.testbed
     token = as_user(testbed, f"{sys.executable} -m slurm_gpushare token {secret}").stdout.strip()
-    assert token.startswith("gs-")
+    assert token.startswith("gs2-")
     job = sbatch(testbed, "--gpus=1", "--begin=now+1hour", token=token).job_id
     testbed.run(["scontrol", "update", f"JobId={job}", "Nice=1"])  # writes job_state
     ticks(site)
@@ -384,7 +384,7 @@ def test_a_name_on_the_command_line_is_in_slurms_own_record(site: Site, verdict:
             "only in SubmitLine and job_state" if told <= {"sacct SubmitLine", "scontrol SubmitLine"}
             else ", ".join(sorted(told)))  # fmt: skip
     assert "sacct SubmitLine" in told
-    assert show(testbed, job).get("Comment", "").startswith("gpushare:gs-")
+    assert show(testbed, job).get("Comment", "").startswith("gpushare:gs2-")
 
 
 def test_administrators_see_who_was_struck(site: Site, verdict: Verdict) -> None:

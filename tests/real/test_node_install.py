@@ -54,7 +54,7 @@ def test_prolog_sampler_token_and_profile_work_there(testbed: Testbed, measured_
     job = start(testbed, script)
     wait_for(testbed, job, ["COMPLETED"], timeout_s=180)  # it starts Python four times, without compiled files
     assert final_records(testbed, count=2), "the sampler's record and the command's"
-    assert output(testbed, job).startswith("gs-")
+    assert output(testbed, job).startswith("gs2-")
 
 
 def test_job_jobs_and_status_answer_from_slurm_alone(testbed: Testbed, node_python: Path) -> None:

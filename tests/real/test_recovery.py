@@ -108,8 +108,8 @@ def test_restore_after_the_disk_broke_under_the_helper(site: Site) -> None:
     (job,) = killed_helper(site, 0, script=endless(60, 30, 2000))
     garble(store_file(site))
     site.testbed.run(["scancel", job])
-    incoming = site.config.spool_dir / "incoming"
-    assert wait_until(lambda: bool(list(incoming.glob("*.rec"))), 60), "the record waits for a store"
+    spool = site.config.spool_dir
+    assert wait_until(lambda: bool(list(spool.glob("nodes/**/*.rec"))), 60), "the record waits for a store"
     failed = gpushare(site, "db", "check", check=False)
     assert (failed.returncode, failed.stderr) == (3, "")
     assert "damaged" in failed.stdout
@@ -121,15 +121,15 @@ def test_restore_after_the_disk_broke_under_the_helper(site: Site) -> None:
         def runs() -> list[int]:
             return [run.job_id for run in store.runs.of_tokens([TOKENS[0]]) if run.by_node]
 
-        assert wait_until(lambda: runs() == [int(job)], 120), (runs(), list(incoming.glob("*")))
-        assert wait_until(lambda: not list(incoming.glob("*.rec")), 60), "interim and final record are taken in"
+        assert wait_until(lambda: runs() == [int(job)], 120), (runs(), list(spool.glob("**/*.rec")))
+        assert wait_until(lambda: not list(spool.glob("nodes/**/*.rec")), 60), "interim and final record are taken in"
         assert runs() == [int(job)], "as one run"
 
 
 def test_damage_where_no_tick_reads_stops_the_helper_and_monitoring_sees_it(site: Site) -> None:
     site.store.close()
     copy = backup(site)
-    overwrite_table(store_file(site), "broken_promise")
+    overwrite_table(store_file(site), "ban")
     give(store_file(site), site)
     log = site.testbed.dir / "log" / "backfill.log"
     with site.process(works=False):  # it may see the damage before its first tick

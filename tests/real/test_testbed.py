@@ -159,7 +159,7 @@ def test_a_daemon_that_does_not_start_is_named_with_its_log(spare: Spare, monkey
 
 def test_a_full_disk_is_one_line(spare: Spare) -> None:
     spare.dir.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(spare.dir)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", str(spare.dir)], check=True)
     try:
         failed = command(spare, "up", "--nodes=1", "--gpus=1")
         assert failed.returncode == 1
