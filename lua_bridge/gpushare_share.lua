@@ -227,8 +227,10 @@ local function workload_of(job, settings, token, count)
     -- Slurm tells a prolog only the last of a job's GPUs, so that a gang as it was written cannot be measured.
     return { status = "none", reason = away and AWAY or "this Slurm is not set up for sharing whole nodes" }
   end
-  -- Somebody else's token, or one on another number of GPUs, looks exactly like one that was never seen.
-  local model = found.uid == job.read("user_id") and measured_on(job.models, found, count)
+  if found.uid and found.uid ~= job.read("user_id") then
+    return { status = "none", reason = "its token is another user's. Make one of your own with: gpushare token NAME" }
+  end
+  local model = found.uid and measured_on(job.models, found, count)
   if not model then
     return { status = "unknown" }
   elseif away then

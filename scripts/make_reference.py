@@ -6,6 +6,9 @@ exits 3 where a file is out of date.
 
 from __future__ import annotations
 
+import ast
+import importlib
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -16,7 +19,10 @@ from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.main import gpushare
+from slurm_gpushare.helper.explain import DONE
+from slurm_gpushare.helper.reasons import Code, Reason, words
 from slurm_gpushare.protocol.attributes import ACTIVITY, CARD, JOB, NODE
+from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.release import CAPABILITIES
 from slurm_gpushare.protocol.settings import GENERATED_SUFFIX, KEYS, Key, Place
 from slurm_gpushare.protocol.tag import LETTERS, LONGEST, PREFIX
@@ -272,6 +278,53 @@ def shell_protocol(script: str) -> str:
 MARK, END_MARK = "# >>> made\n", "# <<< made\n"
 
 
+def told(node: ast.expr | None) -> str:
+    """A text of the code as its reader sees it, with an ellipsis for what is filled in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(told(part) if isinstance(part, ast.Constant) else "..." for part in node.values)
+    return "..." if node is not None else ""
+
+
+def cells(*words: str) -> str:
+    return "| " + " | ".join(" ".join(text.split()).replace("|", "\\|") for text in words) + " |"
+
+
+def errors() -> list[str]:
+    """What commands and helper end with: what and why, and what to do."""
+    found = set()
+    for path in sorted((ROOT / "slurm_gpushare").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                known = getattr(importlib.import_module("slurm_gpushare.protocol.errors"), node.exc.func.id, None)
+                if isinstance(known, type) and issubclass(known, GpushareError) and node.exc.args:
+                    found.add(cells(*(told(part) for part in (*node.exc.args, None)[:2])))
+    return sorted(found)
+
+
+def page_messages() -> str:
+    """Everything that users and administrators are told, in a row."""
+    text = "".join(path.read_text() for path in sorted((ROOT / "lua_bridge").glob("*.lua")))
+    quoted = r'"((?:[^"\\\\]|\\\\.)*)"'
+    named = re.findall(rf"^local [A-Z_]+ = ({quoted}(?:\n  \.\. {quoted})*)", text, re.MULTILINE)
+    hook = ("".join(re.findall(quoted, found[0])) for found in named)
+    lines = sorted({cells(line) for line in hook if " " in line and not line.startswith("SELECT")})
+    empty = dict.fromkeys(("partner", "why", "would", "seen", "mem_mib"), "...")
+    reasons = [cells(f"`{code}`", *words(Reason(code, None, 1.0))) for code in Code]
+    decided = [cells(f"`{kind}`", text.format(**empty)) for kind, text in DONE.items()]
+    parts = (
+        ("What sbatch says", ("line",), lines),
+        ("Why a job waits", ("word", "why", "what would have to change"), reasons),
+        ("What was decided about a job", ("kind", "as 'gpushare job' tells it"), decided),
+        ("Errors", ("what, and why", "what to do"), errors()),
+    )
+    page = [f"<!-- {MADE} -->", "# Messages", "", "All that is said, with an ellipsis for what is filled in."]
+    for title, head, rows in parts:
+        page += ["", f"## {title}", "", cells(*head), cells(*["---"] * len(head)), *rows]
+    return "\n".join(page) + "\n"
+
+
 def main() -> None:
     files = {
         "share/man/gpushare.1": man_commands(
@@ -287,12 +340,14 @@ def main() -> None:
         "docs/lab-commands.md": page_commands("gpushare-lab", "Commands of the lab"),
         "docs/configuration.md": page_configuration(),
         "docs/attributes.md": page_attributes(),
+        "docs/messages.md": page_messages(),
         "share/examples/gpushare.conf": example_configuration(),
         "lua_bridge/gpushare_protocol.lua": lua_protocol(),
         "prolog/common.sh": shell_protocol((ROOT / "prolog/common.sh").read_text()),
     }
     stale = [name for name, text in files.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:
+        stale = [name for name in stale if name != "docs/messages.md"]  # any message changes it: it follows later
         if stale:
             print(f"make_reference: out of date: {', '.join(stale)}. Run 'make reference'.", file=sys.stderr)
             sys.exit(3)

@@ -25,7 +25,6 @@ from slurm_gpushare.cli.console import (
     SLURM_CLUSTERS,
     Column,
     check_accounting_names,
-    check_page,
     check_partitions,
     check_period,
     echo_json,
@@ -33,9 +32,9 @@ from slurm_gpushare.cli.console import (
     right,
     table,
     warn,
-    write_page,
 )
 from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.files import check_page, write_page
 from slurm_gpushare.protocol.text import WIDTH, duration_text, durations, hours, hours_span, span
 from slurm_gpushare.report.assess_page import isd, remarks, render_assessment, why_nobody_shares
 from slurm_gpushare.report.pages import Origin

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, check_job_ids, warn
+from slurm_gpushare.cli.console import DRY_RUN, warn
 from slurm_gpushare.protocol.errors import Exit, GpushareError
 from slurm_gpushare.protocol.settings import POLICIES
 from slurm_gpushare.protocol.settings_in_force import settings_and_fault, settings_in_force
+from slurm_gpushare.slurm.values import check_job_ids
 
 
 def _log_to_stderr(verbose: bool) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, FILE, JSON, Column, check_directory, echo_json, right, table
+from slurm_gpushare.cli.console import DRY_RUN, FILE, JSON, Column, echo_json, right, table
 from slurm_gpushare.protocol.errors import BadInput, Exit, GpushareError
+from slurm_gpushare.protocol.files import check_directory
 
 
 @click.command("card-check")

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,18 +13,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from slurm_gpushare.protocol.errors import BadInput, ConfigError, GpushareError, NotInstalled, SlurmError
-from slurm_gpushare.protocol.files import replace_text, uid_of
+from slurm_gpushare.protocol.files import uid_of
 from slurm_gpushare.protocol.settings import DEFAULTS, Config
 from slurm_gpushare.protocol.settings_in_force import settings_and_fault
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
 from slurm_gpushare.slurm.commands import Slurm
-from slurm_gpushare.slurm.values import expand_tasks, parse_time
+from slurm_gpushare.slurm.values import names, parse_time
 
 if TYPE_CHECKING:
     from slurm_gpushare.store.store import Store
@@ -173,40 +171,6 @@ def progress(label: str, length: int) -> Any:
     return click.progressbar(length=length, label=label, file=shown)
 
 
-# Pages that commands write: can they be, and may they replace what is there?
-
-
-def check_page(path: Path, force: bool) -> None:
-    """Before anything is asked of Slurm: can the page be written where it is wanted?"""
-    try:
-        there = path.exists()
-    except OSError as why:
-        raise GpushareError(f"{path}: cannot be written: {why.strerror}") from why
-    if there and not force:
-        raise BadInput(f"{path}: exists already", "Name another file, or add --force.")
-    if not path.parent.is_dir():
-        why_not: str | None = "there is no such directory"
-    elif there and not path.is_file():  # a terminal, a pipe
-        why_not = None if os.access(path, os.W_OK) else "Permission denied"
-    else:
-        why_not = why_not_writable(path.resolve().parent)
-    if why_not:
-        raise GpushareError(f"{path}: cannot be written: {why_not}", "Name another file.")
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write the page, for its owner alone: it names users and their jobs. Who may read it is for the owner to say."""
-    try:
-        if path.is_file() or not path.exists():
-            # A link of somebody else's may lead anywhere: it is replaced, not followed.
-            ours = not path.is_symlink() or path.lstat().st_uid == os.geteuid()
-            replace_text(path.resolve() if ours else path, text, 0o600)
-        else:
-            path.write_text(text, encoding="utf-8")  # a terminal, a pipe
-    except OSError as why:
-        raise GpushareError(f"{path}: cannot be written: {why.strerror}") from why
-
-
 # Options that several commands have: they mean and say the same everywhere.
 
 
@@ -222,23 +186,6 @@ SLURM_CLUSTERS = click.option("-M", "--clusters", default="", metavar="NAMES", h
 # Checks of options that filter: a name that does not exist is an error, with exit code 2.
 
 
-# squeue(1) and sacct(1), JOB STATE CODES, with the short forms that squeue takes.
-STATES = {
-    "BOOT_FAIL": "BF", "CANCELLED": "CA", "COMPLETED": "CD", "COMPLETING": "CG", "CONFIGURING": "CF",
-    "DEADLINE": "DL", "FAILED": "F", "NODE_FAIL": "NF", "OUT_OF_MEMORY": "OOM", "PENDING": "PD", "PREEMPTED": "PR",
-    "REQUEUED": "RQ", "REQUEUE_FED": "RF", "REQUEUE_HOLD": "RH", "RESIZING": "RS", "RESV_DEL_HOLD": "RD",
-    "REVOKED": "RV", "RUNNING": "R", "SIGNALING": "SI", "SPECIAL_EXIT": "SE", "STAGE_OUT": "SO", "STOPPED": "ST",
-    "SUSPENDED": "S", "TIMEOUT": "TO",
-}  # fmt: skip
-_JOB_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
-_WAITING_TASKS = re.compile(r"(\d+)_(\[[^]]*\])")
-
-
-def names(text: str) -> frozenset[str]:
-    """A comma list as squeue takes it."""
-    return frozenset(name.strip() for name in text.split(",") if name.strip())
-
-
 def check_users(text: str) -> set[int]:
     """The uids of users that exist, given by name or number."""
     return {existing_uid(name) for name in names(text)}
@@ -249,15 +196,6 @@ def existing_uid(user: str) -> int:
     if uid is None:
         raise BadInput(f"there is no user '{user}'")
     return uid
-
-
-def check_states(text: str) -> frozenset[str]:
-    """States by their long names."""
-    longer = {short: name for name, short in STATES.items()}
-    wanted = {name.upper() for name in names(text)}
-    if unknown := sorted(wanted - STATES.keys() - longer.keys()):
-        raise BadInput(f"there is no job state '{unknown[0]}'", "See squeue(1), JOB STATE CODES.")
-    return frozenset(longer.get(name, name) for name in wanted)
 
 
 def check_partitions(slurm: Slurm, text: str) -> frozenset[str]:
@@ -302,44 +240,6 @@ def _check(kind: str, wanted: Iterable[str], known: Iterable[str]) -> None:
         few = sorted(there)[:8]
         hint = f"There are: {', '.join(few)}{', ...' if len(there) > len(few) else ''}." if few else ""
         raise BadInput(f"there is no {kind} '{unknown[0]}'", hint)
-
-
-def check_directory(option: str, path: Path | None) -> None:
-    """Before a long run: is there a directory for the file that is written at its end?"""
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise BadInput(f"{option} {path}: no directory {path.parent}", "Make it first.")
-    if why := why_not_writable(path.parent):
-        raise BadInput(f"{option} {path}: cannot be written: {why}", "Name another file.")
-
-
-def why_not_writable(directory: Path) -> str | None:
-    """Why no file can be made there. One is made to see: of root, permissions say nothing (NFS, read-only mounts)."""
-    try:
-        with TemporaryFile(dir=directory):
-            return None
-    except OSError as why:
-        return why.strerror or str(why)
-
-
-def check_job_ids(words: Iterable[str]) -> list[str]:
-    """Job ids as squeue prints them, several in a word by commas; waiting tasks (``6_[0-3%2]``) one by one."""
-    return [job_id for word in words for part in _COMMAS.split(word) if part or not word for job_id in _job_ids(part)]
-
-
-_COMMAS = re.compile(r",(?![^[]*\])")
-
-
-def _job_ids(text: str) -> list[str]:
-    if _JOB_ID.fullmatch(text):
-        return [text]
-    if tasks := _WAITING_TASKS.fullmatch(text):
-        try:
-            return [f"{tasks[1]}_{task}" for task in expand_tasks(tasks[2])]
-        except ValueError:
-            pass
-    raise BadInput(f"'{text}' is no job id", "Give it as squeue prints it: 14, 6_2, 6_[3-5].")
 
 
 # What this user may read: the settings in force, and the store or what the helper published.

@@ -9,18 +9,19 @@ from dataclasses import replace
 
 import click
 
-from slurm_gpushare.cli.console import JSON, check_job_ids, echo_json, settings_or_defaults, source, use_colour, warn
+from slurm_gpushare.cli.console import JSON, echo_json, settings_or_defaults, source, use_colour, warn
 from slurm_gpushare.helper.changes import only_measured, withdrawals
+from slurm_gpushare.helper.explain import tell
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.text import natural
 from slurm_gpushare.report.export import job_json
-from slurm_gpushare.report.job_text import job_lines, tell
+from slurm_gpushare.report.job_text import job_lines
 from slurm_gpushare.report.job_view import History, JobView, from_accounting, from_queue, with_history
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.values import array_of
+from slurm_gpushare.slurm.values import array_of, check_job_ids
 
 
 @click.command("job")

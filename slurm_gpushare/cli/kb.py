@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_gpushare.cli.console import (
-    DRY_RUN,
-    FILE,
-    JSON,
-    Column,
-    check_directory,
-    echo_json,
-    echo_models,
-    right,
-    settings,
-    table,
-)
+from slurm_gpushare.cli.console import DRY_RUN, FILE, JSON, Column, echo_json, echo_models, right, settings, table
 from slurm_gpushare.cli.kb_clusters import clusters
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.text import counted, moment
 
 if TYPE_CHECKING:

@@ -48,6 +48,10 @@ CLEANS_UP = frozenset({"backfill", "profile"})
 """Commands that have something to undo when Ctrl-C is pressed; the others just end."""
 
 
+MOST_LETTERS = 200
+"""Of a word in an error: a name of thousands of letters would hide what is said of it."""
+
+
 class ReaderLeft(Exception):
     """Whoever read our output went away (| head). click would call that a failure; nothing failed."""
 
@@ -100,7 +104,8 @@ _NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
 
 
 def _report(program: str, message: str) -> None:
-    one_line = " ".join(message.split())
+    words = (word if len(word) <= MOST_LETTERS else f"{word[:MOST_LETTERS]}..." for word in message.split())
+    one_line = " ".join(words)
     click.echo(f"{program}: error: {one_line}", err=True)
 
 

@@ -6,8 +6,9 @@ import sys
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, check_job_ids, warn
+from slurm_gpushare.cli.console import DRY_RUN, warn
 from slurm_gpushare.protocol.errors import BadInput, Exit
+from slurm_gpushare.slurm.values import check_job_ids
 
 
 @click.command("optout")

@@ -6,11 +6,11 @@ import getpass
 import os
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +23,6 @@ from slurm_gpushare.cli.console import (
     Cell,
     Column,
     check_accounting_names,
-    check_page,
     check_partitions,
     check_period,
     check_users,
@@ -36,23 +35,19 @@ from slurm_gpushare.cli.console import (
     table,
     text_of,
     warn,
-    write_page,
 )
-from slurm_gpushare.helper.explain import SHADOW
 from slurm_gpushare.protocol.errors import BadInput, SlurmError
-from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.files import check_page, write_page
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.text import (
     TO_SHARE,
     counted,
     duration_text,
-    durations,
     energy,
     hours,
     hours_span,
     lines_text,
     period,
-    span,
 )
 from slurm_gpushare.report.export import to_csv, to_json
 from slurm_gpushare.report.job_figures import CpuSummary, Distribution
@@ -66,7 +61,7 @@ from slurm_gpushare.slurm.nodes import slurm_user
 
 if TYPE_CHECKING:  # neither database nor simulator is on a login node
     from slurm_gpushare.store.store import Store
-    from slurm_gpushare.whatif.shadow import ShadowFigures
+    from slurm_gpushare.whatif.shadow import Shadow
 
 
 @click.command()
@@ -107,14 +102,12 @@ def report(
     with progress("Reading accounting", 1) as bar:
         found = collect(slurm, figures, period, filters, config.promises)
         bar.update(1)
-    if isinstance(figures, StoreSource) and not (users or accounts or clusters):  # of part of the queue nobody can tell
-        found = replace(found, waiting_avoided_h=_waiting_avoided_h(slurm, config, found))
     if not found.jobs:  # nothing, or nothing possible?
         check_accounting_names(slurm, "account", accounts)
         check_accounting_names(slurm, "cluster", clusters)
     shadow = None
-    if isinstance(figures, StoreSource) and not (users or accounts or as_csv):  # of part of the queue none can tell
-        shadow = shadow_of(slurm, figures.store, config, found)
+    if isinstance(figures, StoreSource) and not (users or accounts or clusters or as_csv):  # of a part none can tell
+        found, shadow = _with_simulations(slurm, figures.store, config, found)
     if html:
         write_page(html, _page(slurm, figures, config, found, shadow))
     if as_json:
@@ -124,7 +117,7 @@ def report(
     else:
         click.echo(report_text(found))
         if shadow:
-            click.echo(f"\n{SHADOW_TITLE}\n{lines_text(*shadow_lines(shadow))}")
+            click.echo(f"\n{SHADOW_TITLE}\n{lines_text(*shadow.lines())}")
     if figures.note and found.jobs:
         warn(figures.note)
 
@@ -146,28 +139,22 @@ def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: 
         name = ""
     origin = Origin(name, __version__, shlex.join(["gpushare", *sys.argv[1:]]))
     points, cells = profile_points(store) if store else [], known_cells(store, config.gpu_models)
-    return render_report(found, points, cells, origin, shadow_lines(shadow) if shadow else [])
+    return render_report(found, points, cells, origin, shadow.lines() if shadow else [])
 
 
-def _waiting_avoided_h(slurm: Slurm, config: Config, found: Report) -> tuple[float, float] | None:
-    """By the jobs of the report that have started, on the GPUs that share; None where there is no simulator."""
+def _with_simulations(slurm: Slurm, store: Store, config: Config, found: Report) -> tuple[Report, Shadow | None]:
+    """The report with what the simulator, where it is installed, says of the whole queue of its period."""
     try:
-        from slurm_gpushare.whatif.assess import cards_of
-        from slurm_gpushare.whatif.waiting import WaitedJob, waiting_avoided_h
+        from slurm_gpushare.whatif.shadow import gpus_that_share, shadow_of
+        from slurm_gpushare.whatif.waiting import waited_job, waiting_avoided_h
     except ModuleNotFoundError:
-        return None
-    jobs = [
-        WaitedJob(
-            max(row.submit_s, row.eligible_s or 0), row.start_s, (job.wall_s or 0.0) / (1.0 + slower_pct / 100.0),
-            cards_of(row),
-        )
-        for job in found.jobs
-        if (row := job.accounted) and row.start_s is not None
-        for slower_pct in [job.measured_isd_pct or job.expected_isd_pct or 0.0]
-    ]  # fmt: skip
-    gpus = _gpus(slurm, config)
-    band = None if gpus is None else waiting_avoided_h(jobs, gpus, found.start_s, found.end_s)
-    return None if band is None else (band.low, band.high)
+        return found, None
+    rows = [(job.accounted, job.measured_isd_pct or job.expected_isd_pct or 0.0) for job in found.jobs if job.accounted]
+    waited = [job for row, isd_pct in rows if (job := waited_job(row, isd_pct))]
+    gpus, period_s = gpus_that_share(slurm, config), (found.start_s, found.end_s)
+    band = waiting_avoided_h(waited, gpus, *period_s) if gpus else None
+    shadow = shadow_of(slurm, store, config, [row for row, _ in rows], period_s, partial(progress, "Simulating"))
+    return replace(found, waiting_avoided_h=(band.low, band.high) if band else None), shadow
 
 
 def _administers(slurm: Slurm) -> bool:
@@ -275,80 +262,3 @@ def _spread(spread: Distribution) -> str:
         return f"{text_of(spread.mean, '.0f')} %"
     words = ((name, getattr(spread, name)) for name in ("mean", "median", "p95", "max"))
     return ", ".join(f"{name} {text_of(value, '.0f')} %" for name, value in words)
-
-
-# The report's section "in the shadow": what sharing would have done while ``Policy=shadow``.
-
-
-@dataclass(frozen=True, slots=True)
-class Shadow:
-    """What the helper recorded, and what the simulator makes of the period."""
-
-    recorded: Mapping[str, int]
-    """Jobs that the helper would have placed, by how, at the first moment at which it would have."""
-    figures: ShadowFigures | None
-    """None where no job of the period has ended."""
-
-    def document(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return {"recorded": dict(self.recorded), "simulated": asdict(self.figures) if self.figures else None}
-
-
-def shadow_of(slurm: Slurm, store: Store, config: Config, report: Report) -> Shadow | None:
-    """The section, where the period was in the shadow at least in part, and the simulator is installed."""
-    try:
-        from slurm_gpushare.whatif.assess import cards_of, past_job
-        from slurm_gpushare.whatif.shadow import MOST_JOBS, RUNS, in_the_shadow, known_tokens, token_of
-    except ModuleNotFoundError:  # the simulator needs numpy
-        return None
-
-    decisions = store.decisions.between(report.start_s, report.end_s)
-    recorded = Counter(str(item.reasons.get("how", "")) for item in decisions if item.kind == SHADOW)
-    if not recorded and config.policy != SHADOW:
-        return None
-    jobs = [job.accounted for job in report.jobs]
-    ended = [job for job in jobs if job and job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
-    past = [replace(past_job(job), token=token_of(job), limit_s=job.limit_s) for job in ended]
-    settings = replace(PolicySettings.from_config(config), policy="gpushare")
-    known = known_tokens(store, config, ended)
-    with progress("Simulating", RUNS * min(len(past), MOST_JOBS)) as bar:
-        return Shadow(recorded, in_the_shadow(past, known, settings, _gpus(slurm, config), bar.update))
-
-
-def _gpus(slurm: Slurm, config: Config) -> int | None:
-    """GPUs of the nodes that share; None where slurmctld does not answer."""
-    try:
-        nodes = slurm.nodes()
-    except SlurmError:
-        return None
-    return sum(len(node.gpus) for node in nodes if set(node.partitions) & set(config.partitions)) or None
-
-
-def shadow_lines(shadow: Shadow) -> list[tuple[str, str]]:
-    """The section's lines, name and text."""
-    from slurm_gpushare.whatif.shadow import SLOWED_PCT
-
-    placed = sum(shadow.recorded.values())
-    beside = placed - shadow.recorded.get("alone", 0) - shadow.recorded.get("unshared", 0)
-    lines = [
-        ("recorded", f"{placed} jobs would have been placed, {beside} of them beside another; nothing was changed")
-    ]
-    found = shadow.figures
-    if found is None:
-        return [*lines, ("simulated", "--- (no job has ended)")]
-    band = asdict(found)
-    return [
-        *lines,
-        ("simulated", f"{found.jobs} of {found.all_jobs} jobs that ended, on {found.gpus} GPUs;"
-         f" {found.takes_part} would take part"),
-        ("would share", f"{span(band['shared_jobs'])} jobs"),
-        ("would save", f"{span(band['saved_gpu_h'], ',.1f', ' h')} of {found.gpu_hours:,.1f} GPU hours,"
-         f" {span(band['saved_pct'], '.0f', ' %')}"),
-        ("slow-down (ISD)", f"mean {span(band['isd_mean_pct'], '.0f', ' %')}, p95"
-         f" {span(band['isd_p95_pct'], '.0f', ' %')} of those that would share;"
-         f" {span(band['slowed_jobs'])} jobs by more than {SLOWED_PCT:.0f} %"),
-        ("mean wait", f"{durations(band['wait_s'])} with sharing, {duration_text(found.plain_wait_s)} in the simulator"
-         f" without; they really waited {duration_text(found.observed_wait_s)}"),
-        ("the range", "how fast two jobs run side by side was predicted, not seen: from the pessimistic end of what is"
-         " believed to as far above its mean"),
-    ]  # fmt: skip

@@ -10,17 +10,14 @@ from dataclasses import replace
 import click
 
 from slurm_gpushare.cli.console import (
-    STATES,
     Cell,
     Column,
     Listing,
     check_nodes,
     check_partitions,
-    check_states,
     check_users,
     echo_json,
     listing,
-    names,
     right,
     settings_or_defaults,
     source,
@@ -38,7 +35,7 @@ from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.sources import LiveFigures, PublishedSource
 from slurm_gpushare.report.status import GpuLine, gpu_lines, jobs_that_take_part
 from slurm_gpushare.slurm.commands import connect
-from slurm_gpushare.slurm.values import expand
+from slurm_gpushare.slurm.values import STATES, check_states, expand, names
 
 
 def _each(values: Sequence[object], form: str = "") -> str | None:
@@ -75,7 +72,7 @@ JOB_FIELDS: dict[str, tuple[Column, Callable[[JobView], Cell]]] = {
     "partition": (Column("PARTITION"), lambda job: job.partition),
     "state": (Column("ST"), lambda job: STATES.get(job.state, job.state)),
     "time": (right("TIME"), lambda job: clock(job.elapsed_s)),
-    "cluster": (right("CLUSTER"), lambda job: "probe" if job.probe else job.cluster),
+    "cluster": (right("CLUSTER"), lambda job: "new" if job.probe else job.cluster),
     "gpu": (Column("GPU"), lambda job: job.card),
     "partner": (Column("BESIDE"), lambda job: _each(job.partners)),
     "expected": (right("EXP%", ".0f"), lambda job: job.expected_isd_pct),

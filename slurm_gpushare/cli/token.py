@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import click
 
@@ -21,9 +23,12 @@ from slurm_gpushare.cli.console import (
     source,
     warn,
 )
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.text import WIDTH, duration_text
 from slurm_gpushare.protocol.tokens import TokenFile
 from slurm_gpushare.report.job_text import PREALLOCATED
+from slurm_gpushare.slurm.accounting import AccountingQuery
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.store.published import TokenFigures
 
 _MARK = "*"
@@ -40,10 +45,20 @@ class TokenLine:
     published: TokenFigures | None
     readable: bool
     """Whether this user can read what is known."""
+    completed: frozenset[int] | None = None
+    """The user's jobs that came to their end, by SLURM_JOB_ID; None where accounting does not say."""
 
     @property
     def figures(self) -> TokenFigures:
         return self.published or TokenFigures(self.token)
+
+    @property
+    def runs(self) -> int | None:
+        """Runs to the end; of a workload that came from elsewhere those that its profile was made of."""
+        if not self.readable:
+            return None
+        jobs = self.figures.jobs
+        return len(self.completed & set(jobs)) if jobs and self.completed is not None else self.figures.runs
 
     @property
     def known(self) -> bool | None:
@@ -64,7 +79,7 @@ FIELDS: dict[str, tuple[Column, Callable[[TokenLine], Cell]]] = {
     "name": (Column("NAME"), lambda line: line.name),
     "known": (Column("KNOWN"), lambda line: {True: "yes", False: "no", None: None}[line.known]),
     "cluster": (right("CLUSTER"), lambda line: line.figures.cluster),
-    "runs": (right("RUNS"), lambda line: line.figures.runs if line.readable else None),
+    "runs": (right("RUNS"), lambda line: line.runs),
     "time": (right("TIME"), lambda line: duration_text(line.figures.duration_s)),
     "mem": (right("MEM"), _mem),
     "last": (Column("LAST"), lambda line: _day(line.figures.last_used_s)),
@@ -109,7 +124,8 @@ def token() -> None:
 def list_tokens(listing: Listing) -> None:
     """List your tokens: their names, and what is known of their workloads.
 
-    A workload shares once it has been measured: RUNS says by how many runs. TIME and MEM are what it typically needs.
+    A workload shares once it has been measured. RUNS are jobs of the last month that came to their end, TIME and MEM
+    what it typically needs.
     Long names are cut on a table; -P and --json have them whole.
     """
     items = TokenFile().all()
@@ -118,9 +134,10 @@ def list_tokens(listing: Listing) -> None:
         return
     figures = source(settings_or_defaults(loud=False))
     known = figures.tokens(os.geteuid())
-    lines = [TokenLine(item.name, item.token, (known or {}).get(item.token), known is not None) for item in items]
+    done = _completed() if any(figure.jobs for figure in (known or {}).values()) else None
+    lines = [TokenLine(item.name, item.token, (known or {}).get(item.token), known is not None, done) for item in items]
     if listing.as_json:
-        echo_json([asdict(line.figures) | {"name": line.name, "known": line.known} for line in lines])
+        echo_json([_document(line) for line in lines])
         return
     if not listing.parsable:
         listing = replace(listing, fields={**FIELDS, "mem": (right("MEM"), lambda line: _mem(line, _MARK))})
@@ -135,6 +152,20 @@ def list_tokens(listing: Listing) -> None:
         click.echo(textwrap.fill(f"{_MARK} {PREALLOCATED}.", WIDTH, subsequent_indent="  "))
     if figures.note and items and listing.header:
         warn(figures.note)
+
+
+def _document(line: TokenLine) -> dict[str, Any]:
+    told = {name: value for name, value in asdict(line.figures).items() if name != "jobs"}
+    return told | {"name": line.name, "known": line.known, "runs": line.runs or 0}
+
+
+def _completed() -> frozenset[int] | None:
+    """The caller's jobs of the last month that came to their end: neither cancelled ones nor what was requeued."""
+    try:
+        query = AccountingQuery(start="now-31days", users=getpass.getuser(), states="COMPLETED")
+        return frozenset(job.raw_id for job in connect().accounting(query))
+    except SlurmError:
+        return None
 
 
 @token.command("rm")

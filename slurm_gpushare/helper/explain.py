@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any
 
 from slurm_gpushare.helper.occupancy import GpuAddress
-from slurm_gpushare.helper.reasons import Reason
+from slurm_gpushare.helper.reasons import Reason, reason_of, sentence
 from slurm_gpushare.helper.snapshot import Placement, Reasons
-from slurm_gpushare.protocol.history import OPTED_OUT, Decision, rate_of_isd
+from slurm_gpushare.protocol.history import OPTED_OUT, PLACED, Decision, last_of_equals, rate_of_isd
+from slurm_gpushare.protocol.text import duration_text, moment, per_cent
 from slurm_gpushare.slurm.queue import Job
 
 SHADOW = "shadow"
@@ -91,3 +94,71 @@ def noted(job: Job, kind: str, now_s: float, partner: Job | None = None, **reaso
         partner_job=partner.raw_id if partner else None,
         reasons={"key": job.key, **reasons},
     )
+
+
+# What was decided about a job and why, a line for each decision, for its owner.
+
+
+_NO_NAMES: Mapping[int, str] = MappingProxyType({})
+
+
+def _numbers(reasons: Mapping[str, Any]) -> Iterable[str]:
+    if "resident_isd_pct" in reasons:
+        budget = f", {per_cent(reasons['resident_budget_pct'])} are allowed" if "resident_budget_pct" in reasons else ""
+        yield f"its neighbour is expected to lose {per_cent(reasons['resident_isd_pct'])} of its run{budget}"
+    if float(reasons.get("wait_s") or 0.0) > 0.0:
+        yield f"a whole GPU was expected in {duration_text(float(reasons['wait_s']))}"
+    if reasons.get("explored"):
+        yield "tried to learn how well the two go together"
+
+
+DONE = {
+    "alone": "placed first on an empty card, half of it left for another",
+    "beside": "placed beside {partner}",
+    "together": "placed together with {partner}",
+    "succeeds": "placed beside {partner}, which ends soon, to have the card after it",
+    "unshared": "placed on a whole card",
+    "shadow": "would have been {would}, if this site shared",
+    "waits": "{why}",
+    "taken-back": "placement taken back: {why}",
+    "extended": "time limit lengthened by what its neighbour cost it",
+    "tagged": "tagged, since the submit hook was away; its request is untouched",
+    "past-profile": "took more of the GPU than when it was measured: it is measured anew, and counted as a strike",
+    "ran-while-paused": "used {seen} % of the GPU while it was paused: not paused again, and counted as a strike",
+    OPTED_OUT: "taken out of sharing by its owner",
+    "slowed": "slowed more than promised: {why}. These two workloads are kept apart for two weeks",
+    "outgrown": "{why}",
+    "resume-waits": "still paused: {why}",
+    "requeued": "requeued: {why}",
+    "preempted": "{why}",
+    "paused": "paused, so that {partner} gets the speed it was promised",
+    "resumed": "went on after its pause",
+    "out-of-memory": "ran out of GPU memory beside {partner}; its workload now counts with {mem_mib} MiB",
+}
+
+KINDS = tuple(DONE)
+"""Every kind of decision that the helper makes."""
+_PLACES = PLACED | {"unshared", "shadow"}
+
+
+def of_decision(decision: Decision, names: Mapping[int, str] = _NO_NAMES) -> str:
+    """One decision as a line. `names` are keys of array tasks by their SLURM_JOB_ID."""
+    reasons = dict(decision.reasons)
+    other = decision.partner_job
+    partner = f"job {names.get(other, other)}" if other is not None else "a neighbour"
+    waits = reason_of(decision.reasons)
+    why = sentence(waits) if waits else reasons.get("why", "")
+    would = DONE.get(str(reasons.get("how")), "placed").format(partner=partner)
+    known = {name: reasons.get(name, "---") for name in ("mem_mib", "seen")}
+    words = {"partner": partner, "why": why, "would": would, **known}
+    text = DONE.get(decision.kind, decision.kind).format(**words)
+    cards = f"all {reasons['gpus']} GPUs" if "gpus" in reasons else f"GPU {decision.gpu_index}"
+    place = f" ({cards} of {decision.node})" if decision.node and decision.kind in _PLACES else ""
+    numbers = "" if waits else "; ".join(_numbers(reasons))
+    return f"{moment(decision.at_s, '%d %b %H:%M:%S')}  {text}{place}" + (f": {numbers}" if numbers else "")
+
+
+def tell(key: str, decisions: Sequence[Decision], names: Mapping[int, str] = _NO_NAMES) -> list[str]:
+    """What was decided about the job, in order; of equal decisions only the last is told."""
+    own = (decision for decision in decisions if decision.reasons.get("key", key) == key)
+    return [of_decision(decision, names) for decision in last_of_equals(own)]

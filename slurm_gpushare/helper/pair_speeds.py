@@ -23,20 +23,25 @@ from slurm_gpushare.store.workloads import Profile
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Samples of an attribute, up to some moment."""
+    """Samples of an attribute, up to some moment, and the time that they stand for."""
 
     n: int = 0
+    seconds: float = 0.0
     total: float = 0.0
 
     @classmethod
     def of(cls, attribute: str, *periods: Period) -> Tally:
         """Of all these periods together."""
-        stats = [period.stats[attribute] for period in periods if attribute in period.stats]
-        return cls(sum(stat.n for stat in stats), sum(stat.n * stat.mean for stat in stats))
+        parts = [(period.seconds, period.stats[attribute]) for period in periods if attribute in period.stats]
+        return cls(
+            sum(stat.n for _, stat in parts),
+            sum(seconds for seconds, _ in parts),
+            sum(seconds * stat.mean for seconds, stat in parts),
+        )
 
     def since(self, before: Tally) -> float | None:
-        """The mean of the samples that came after `before`."""
-        return (self.total - before.total) / (self.n - before.n) if self.n > before.n else None
+        """The mean of what came after `before`."""
+        return (self.total - before.total) / (self.seconds - before.seconds) if self.seconds > before.seconds else None
 
 
 @dataclass(frozen=True, slots=True)

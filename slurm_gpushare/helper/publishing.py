@@ -254,16 +254,22 @@ def token_figures(store: Store, uid: int) -> Iterator[TokenFigures]:
     """What is known of a user's workloads."""
     tokens = store.workloads.of_owner(uid)
     profiles = store.profiles.of(tokens)
-    last_s = {run.token: int(run.end_s) for run in store.runs.of_tokens(tokens, 0.0)}
+    runs = store.runs.of_tokens(tokens, 0.0)
+    last_s = {run.token: int(run.end_s) for run in runs}
+    jobs: dict[str, dict[int, None]] = defaultdict(dict)
+    for run in runs[-MOST_JOBS:]:
+        if run.by_node:
+            jobs[run.token][run.job_id] = None
     for token, created_s in sorted(tokens.items()):
         profile = profiles.get(token)
         last_used_s = last_s.get(token, created_s)
         if profile is None:
-            yield TokenFigures(token, last_used_s=last_used_s)
+            yield TokenFigures(token, last_used_s=last_used_s, jobs=tuple(jobs[token]))
         else:
             size = (profile.duration_s, profile.mem_used_mib, profile.gpu_model)
             memory = profile.features.get("mgmap"), profile.features.get("gpu_mem_pct_mean")
-            yield TokenFigures(token, profile.runs, profile.cluster, *size, last_used_s, looks_preallocated(*memory))
+            looks = looks_preallocated(*memory)
+            yield TokenFigures(token, profile.runs, profile.cluster, *size, last_used_s, looks, tuple(jobs[token]))
 
 
 def without_neighbours(figures: OwnFigures) -> OwnFigures:

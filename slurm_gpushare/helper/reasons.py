@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from slurm_gpushare.protocol.text import duration_text
 
@@ -45,7 +46,7 @@ class Reason:
     have: float | None = None
     """The most that any card offers of it."""
     wait_s: float | None = None
-    """Expected wait for a whole GPU."""
+    """Forecast of its wait."""
 
 
 _WORDS: Mapping[Code, tuple[str, str]] = {
@@ -127,5 +128,14 @@ def _plain(value: float | None) -> str:
 def sentence(reason: Reason) -> str:
     """One line for a log or a table."""
     why, change = words(reason)
-    start = "" if reason.wait_s is None else f", expected in {duration_text(reason.wait_s)}"
-    return f"waits for a whole GPU{start}: {why}. What would change it: {change}"
+    start = "" if reason.wait_s is None else f", its start is forecast in {duration_text(reason.wait_s)}"
+    return f"waits{start}: {why}. What would change it: {change}"
+
+
+def reason_of(told: Mapping[str, Any]) -> Reason | None:
+    """Why a job waited, from the reasons of a decision; None if it was about something else, or of a later release."""
+    try:
+        code = Code(str(told["code"]))
+    except (KeyError, ValueError):
+        return None
+    return Reason(code, told.get("need"), told.get("have"), told.get("wait_s"))

@@ -86,27 +86,73 @@ def _explained(
 
 
 def _reasons(offers: Offers, free: Bools) -> list[Reason]:
-    """Of each row, the first rule that leaves no lane, or that those left are not `free`."""
-    ok = np.ones((len(offers.rows), len(offers.columns)), bool)
-    found: dict[int, Reason] = {}
-    for rule in RULES if offers.scene.settings.policy == "gpushare" else LONG_GUEST_RULES:
-        passes = ok & rule.mask(offers)
-        stopped = [row for row in np.flatnonzero(~passes.any(axis=1)).tolist() if row not in found]
-        need = rule.need(offers) if stopped and rule.need else None
-        have = np.broadcast_to(rule.have(offers), ok.shape) if stopped and rule.have else None
-        best = np.min if rule.code is Code.OWN_CAP else np.max
-        for row in stopped:
-            offered = None if have is None else float(best(have[row][ok[row]]))
-            found[row] = Reason(rule.code, None if need is None else float(need[row]), offered)
-        ok = passes
-    others = [Reason(Code.NO_GAIN if (row & free).any() else Code.OTHERS_FIRST) for row in ok]
-    return [found.get(row, otherwise) for row, otherwise in enumerate(others)]
+    """Of each row, the first rule that says no for its best lane, or that the lanes to which none does are not `free`.
+
+    The best lane is the one against which fewest rules speak, and of several the one that passes the most in a row.
+    """
+    rules = RULES if offers.scene.settings.policy == "gpushare" else LONG_GUEST_RULES
+    shape = (len(offers.rows), len(offers.columns))
+    no = np.array([~np.broadcast_to(rule.mask(offers), shape) for rule in rules])
+    against, first = no.sum(axis=0), np.where(no.any(axis=0), no.argmax(axis=0), len(rules))
+    if not shape[1]:
+        return [Reason(Code.NO_PARTNER)] * shape[0]
+    found = []
+    for row, lane in enumerate(np.argmax(first - (len(rules) + 1) * against, axis=1).tolist()):
+        if against[row, lane]:
+            rule = rules[int(first[row, lane])]
+            have = np.broadcast_to(rule.have(offers), shape)[row, lane] if rule.have else None
+            need = float(rule.need(offers)[row]) if rule.need else None
+            found.append(Reason(rule.code, need, None if have is None else float(have)))
+        else:
+            found.append(Reason(Code.NO_GAIN if (free & ~no[:, row].any(axis=0)).any() else Code.OTHERS_FIRST))
+    return found
 
 
 # The reasons of the jobs that wait, kept between ticks: worked out for new ones at once, for all now and then.
 
 
 REFRESH_S = 15.0
+SLOWLY = 0.1
+"""How much a single start changes what is thought of forecasts."""
+STEADY = 0.3
+"""How far a job's forecast follows what the plan expects now, at each look at all jobs."""
+LEAST_FORECAST_S = 10.0
+
+
+class Forecasts:
+    """When jobs that wait will start: what the plan expects, as far as it was right lately, and without jumps.
+
+    The plan knows when a job would have a whole card. Many have half of one sooner, which is seen as they start.
+    """
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+        """How long jobs wait, over what the plan had expected of a whole card when they came."""
+        self._expected: dict[str, tuple[float, float]] = {}
+        """By key: when it was expected first, and how long."""
+        self._start_s: dict[str, float] = {}
+
+    def look(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Learn from jobs that have begun since, and forget all that wait no more."""
+        begun = {placement.key for placement in plan.placements}
+        begun |= {occupant.key for gpu in snapshot.gpus for occupant in gpu.occupants}
+        for key in self._expected.keys() & begun:
+            at_s, wait_s = self._expected[key]
+            came = (snapshot.now_s - at_s) / max(wait_s, LEAST_FORECAST_S)
+            self.ratio += SLOWLY * (min(max(came, 0.0), 3.0) - self.ratio)
+        waiting = {left.key for left in plan.left}
+        self._expected = {key: told for key, told in self._expected.items() if key in waiting}
+        self._start_s = {key: start_s for key, start_s in self._start_s.items() if key in waiting}
+
+    def wait_s(self, key: str, expected_s: float | None, now_s: float) -> float | None:
+        """How long the job will wait; `expected_s` is the plan's wait for a whole card."""
+        if expected_s is None or not np.isfinite(expected_s):
+            return expected_s
+        self._expected.setdefault(key, (now_s, expected_s))
+        start_s = now_s + self.ratio * expected_s
+        before_s = self._start_s.get(key, start_s)
+        self._start_s[key] = before_s + STEADY * (start_s - before_s)
+        return max(self._start_s[key] - now_s, 0.0)
 
 
 class WaitReasons:
@@ -115,17 +161,24 @@ class WaitReasons:
     def __init__(self) -> None:
         self._reasons: dict[str, Reason] = {}
         self._all_at_s = float("-inf")
+        self.forecasts = Forecasts()
 
     def update(
         self, snapshot: Snapshot, knowledge: Knowledge | KnowledgeByModel, settings: PolicySettings, plan: Plan
     ) -> Mapping[str, Reason]:
         """The reasons of the jobs that `plan` leaves to Slurm."""
-        old = snapshot.now_s - self._all_at_s >= REFRESH_S or snapshot.now_s < self._all_at_s
+        now_s = snapshot.now_s
+        self.forecasts.look(snapshot, plan)
+        old = now_s - self._all_at_s >= REFRESH_S or now_s < self._all_at_s
         asked = [left for left in plan.left if old or left.key not in self._reasons]
         taken = {placement.partner_key for placement in plan.placements if placement.partner_key}
         found = why_left(snapshot, knowledge, settings, asked, taken) if asked else {}
         if old:
-            self._all_at_s = snapshot.now_s
-        known = self._reasons | found
+            self._all_at_s = now_s
+        forecast = {
+            key: replace(reason, wait_s=self.forecasts.wait_s(key, reason.wait_s, now_s))
+            for key, reason in found.items()
+        }
+        known = self._reasons | forecast
         self._reasons = {left.key: known[left.key] for left in plan.left if left.key in known}
         return self._reasons

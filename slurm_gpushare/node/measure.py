@@ -258,10 +258,10 @@ class RunSoFar:
         self.latest = values
         self._peak([values.get("gpu_mem_mib")])
         if settled:
-            (self._shared if is_shared else self._alone).add(values)
+            (self._shared if is_shared else self._alone).add(values, elapsed_s)
             self._beside_samples += is_shared
         if self.closed is Closed.OPEN:
-            self._profile.add(values)
+            self._profile.add(values, elapsed_s)
             self._profile.add(joined([sample.other for sample in samples]))
         self._count_time(elapsed_s, is_shared, neighbours)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.errors import BadInput, GpushareError
 
 
 @contextmanager
@@ -179,3 +180,56 @@ def _read(path: Path, reader: csv.DictReader[str], required: Sequence[str]) -> l
             raise BadInput(f"{path}:{reader.line_num}: not {len(header)} cells", "The header says how many.")
         rows.append(Row(path, reader.line_num, cells))
     return rows
+
+
+# Files that commands write: can they be, and may they replace what is there?
+
+
+def check_page(path: Path, force: bool) -> None:
+    """Before anything is asked of Slurm: can the page be written where it is wanted?"""
+    try:
+        there = path.exists()
+    except OSError as why:
+        raise GpushareError(f"{path}: cannot be written: {why.strerror}") from why
+    if there and not force:
+        raise BadInput(f"{path}: exists already", "Name another file, or add --force.")
+    if not path.parent.is_dir():
+        why_not: str | None = "there is no such directory"
+    elif there and not path.is_file():  # a terminal, a pipe
+        why_not = None if os.access(path, os.W_OK) else "Permission denied"
+    else:
+        why_not = why_not_writable(path.resolve().parent)
+    if why_not:
+        raise GpushareError(f"{path}: cannot be written: {why_not}", "Name another file.")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write the page, for its owner alone: it names users and their jobs. Who may read it is for the owner to say."""
+    try:
+        if path.is_file() or not path.exists():
+            # A link of somebody else's may lead anywhere: it is replaced, not followed.
+            ours = not path.is_symlink() or path.lstat().st_uid == os.geteuid()
+            replace_text(path.resolve() if ours else path, text, 0o600)
+        else:
+            path.write_text(text, encoding="utf-8")  # a terminal, a pipe
+    except OSError as why:
+        raise GpushareError(f"{path}: cannot be written: {why.strerror}") from why
+
+
+def check_directory(option: str, path: Path | None) -> None:
+    """Before a long run: is there a directory for the file that is written at its end?"""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise BadInput(f"{option} {path}: no directory {path.parent}", "Make it first.")
+    if why := why_not_writable(path.parent):
+        raise BadInput(f"{option} {path}: cannot be written: {why}", "Name another file.")
+
+
+def why_not_writable(directory: Path) -> str | None:
+    """Why no file can be made there. One is made to see: of root, permissions say nothing (NFS, read-only mounts)."""
+    try:
+        with TemporaryFile(dir=directory):
+            return None
+    except OSError as why:
+        return why.strerror or str(why)

@@ -5,10 +5,14 @@ No database is needed to hold them, so that a login node, which has none, can re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
+
+from slurm_gpushare.protocol.stop_orders import LONGEST_PAUSE_S
+from slurm_gpushare.protocol.tag import Tag
 
 
 def isd_of_rate(rate: float | None) -> float | None:
@@ -161,3 +165,53 @@ def last_of_equals(decisions: Iterable[Decision]) -> list[Decision]:
         latest.pop(identity, None)
         latest[identity] = decision
     return list(latest.values())
+
+
+# Whose decisions these are: a task that waits has its array's id, and gets one of its own when it starts.
+
+
+def by_own_id(decisions: Iterable[Decision], raw_ids: Mapping[str, int]) -> list[Decision]:
+    """Each decision under the SLURM_JOB_ID of the job that its key names, as far as `raw_ids` knows the key."""
+    found = []
+    for decision in decisions:
+        own = raw_ids.get(str(decision.reasons.get("key")), decision.job_id)
+        found.append(decision if own == decision.job_id else replace(decision, job_id=own))
+    return found
+
+
+def of_job(decisions: Iterable[Decision], raw_id: int, key: str, array_id: int) -> list[Decision]:
+    """The decisions about one job, those from before it had its own id among them."""
+    mine = {raw_id, array_id}
+    own = (d for d in decisions if d.job_id in mine and d.reasons.get("key", key) == key)
+    return by_own_id(own, {key: raw_id})
+
+
+# What its tag said, by what was decided: other tools replace AdminComment when a job ends (jobstats does).
+
+
+JOINS = frozenset({"beside", "together", "succeeds"})
+"""The decisions by which they came."""
+PLACED = JOINS | {"alone"}
+"""Those by which any sharer got its card."""
+
+
+def remembered_tag(decisions: Sequence[Decision], end_s: float) -> Tag:
+    """What was decided about a job that ended: its promise, its pauses, what it was given; decisions oldest first.
+
+    A pause whose end nobody wrote down lasted no longer than a pause may.
+    """
+    placed = [decision for decision in decisions if decision.kind in PLACED]
+    says = placed[-1].reasons if placed else {}
+    turns = [(decision.kind, decision.at_s) for decision in decisions if decision.kind in ("paused", "resumed")]
+    paused_s = 0.0
+    for (kind, at_s), (then, then_s) in pairwise([*turns, ("ended", end_s)]):
+        if kind == "paused":
+            paused_s += then_s - at_s if then == "resumed" else min(then_s - at_s, LONGEST_PAUSE_S)
+    return Tag(
+        cluster=says.get("cluster"),
+        gang=says.get("gpus"),
+        max_isd_pct=says.get("max_isd_pct"),
+        successor=bool(placed) and placed[-1].kind == "succeeds",
+        given_min=max((int(d.reasons.get("given_min") or 0) for d in decisions), default=0),
+        paused_before_s=max(round(paused_s), 0),
+    )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
-from slurm_gpushare.helper.reasons import Code, Reason, sentence, words
-from slurm_gpushare.protocol.history import OPTED_OUT, Decision, last_of_equals
+from slurm_gpushare.helper.reasons import words
+from slurm_gpushare.node.figures import CpuAdvice
 from slurm_gpushare.protocol.text import (
     CLUSTER_NAMES,
     WIDTH,
@@ -17,17 +16,19 @@ from slurm_gpushare.protocol.text import (
     duration_text,
     energy,
     labelled,
-    moment,
     per_cent,
 )
-from slurm_gpushare.report.job_figures import CpuAdvice
-from slurm_gpushare.report.job_view import PLACED, RESIDENT, JobView, Stay
+from slurm_gpushare.report.job_view import RESIDENT, JobView, Stay
 
 PREALLOCATED = (
     "constant and nearly the whole card: if its framework takes memory in advance (TensorFlow, JAX), let it grow as "
     "needed, else it cannot share"
 )
 NOT_MEASURABLE = "not measurable here: promises are not kept by us"
+NOT_MEASURED = (
+    "its workload was new, and nothing was measured: it used no GPU, or its token is another user's ('gpushare token "
+    "list' shows yours), or its record has not come yet. Later ones are measured instead"
+)
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 
@@ -73,24 +74,30 @@ def _taking_part(job: JobView) -> Iterator[str]:
             probe = "is new: it has a whole GPU and is measured"
         elif job.elapsed_s is None:
             probe = "was new: it was to be measured on a whole GPU"
-        else:
+        elif job.run is not None:
             probe = "was new: it had a whole GPU and was measured"
+        else:
+            yield _line("Sharing", NOT_MEASURED)
+            return
         yield _line("Sharing", f"its workload {probe}, so that later ones can share")
     elif tag.cluster is not None:
         name = CLUSTER_NAMES.get(tag.cluster)
         kind = f"cluster {tag.cluster}" + (f" ({name})" if name else "")
         role = f", {job.role}" if job.stays else ""
-        cap = f", accepts at most {tag.max_isd_pct} % slow-down" if tag.max_isd_pct is not None else ""
+        own, site = tag.max_isd_pct, job.site_cap_pct
+        cap = f", accepts at most {own} % slow-down" if own is not None else ""
+        if own is not None and site is not None and own > site:
+            cap = f", slowed by at most {site:.0f} %, which holds for all here (its max={own} is more)"
         yield _line("Workload", f"{kind}{role}{cap}")
 
 
 def _waiting(job: JobView) -> Iterator[str]:
-    if job.why is not None:
+    if job.why is not None and not job.opted_out:
         why, change = words(job.why)
         yield _line("Why it waits", why)
         yield _line("What helps", change)
         if job.why.wait_s is not None:
-            yield _line("Expected", f"a whole GPU in about {duration_text(job.why.wait_s)}")
+            yield _line("Forecast", f"a start in about {duration_text(job.why.wait_s)}")
     if job.elapsed_s is not None:
         limit = f" of {clock(job.limit_s)}" if job.limit_s else ""
         given = f", {duration_text(job.given_back_s)} of it given back for sharing" if job.given_back_s else ""
@@ -130,7 +137,10 @@ def _use(job: JobView, unknown: str, bars: bool) -> Iterator[str]:
         yield _line("Power", f"{run.power_w:.0f} W of the card{used}")
     if run and run.mgup is not None:
         what = {"epoch": "first epoch", "limit": "up to the time limit of probes", "end": "whole run"}.get(run.closed)
-        numbers = f"MGUP {per_cent(run.mgup)}, MGMAP {per_cent(run.mgmap)}, MGTSAMP {per_cent(run.mgtsamp)}"
+        numbers = (
+            f"at most {per_cent(run.mgup)} busy, {per_cent(run.mgmap)} of its memory allocated, "
+            f"{per_cent(run.mgtsamp)} of the time accessing it"
+        )
         yield _line("Profile", f"{numbers}; {what or 'so far'}, {duration_text(run.profile_s)}")
 
 
@@ -155,8 +165,8 @@ def _sharing(job: JobView, names: Mapping[int, str]) -> Iterator[str]:
         yield _line("Shared", _stay(stay, names))
     if job.stays:
         promised = "" if job.promised_pct is None else f"; promised at most {job.promised_pct:.0f} %"
-        cost = _cost(job.expected_isd_pct, job.measured_isd_pct)
-        yield _line("Slow-down", f"over the whole run {cost}{promised}")
+        whole_pct = job.expected_isd_pct if job.measured_isd_pct is None else None
+        yield _line("Slow-down", f"over the whole run {_cost(whole_pct, job.measured_isd_pct)}{promised}")
     elif (live := job.live) is not None and live.beside is not None and job.elapsed_s is not None:
         cost = _cost(live.expected_isd_pct, live.measured_isd_pct)
         yield _line("Shares", f"card {live.card} with job {names.get(live.beside, live.beside)}: slower by {cost}")
@@ -180,80 +190,3 @@ def _story(story: Sequence[str]) -> Iterator[str]:
 def _note(note: str) -> Iterator[str]:
     if note:
         yield _line("Note", note)
-
-
-# What was decided about a job and why, a line for each decision.
-
-
-def _numbers(reasons: Mapping[str, Any]) -> Iterable[str]:
-    if "guest_isd_pct" in reasons:
-        yield f"expected to run {per_cent(reasons['guest_isd_pct'])} longer in all"
-    if "resident_isd_pct" in reasons:
-        budget = f", {per_cent(reasons['resident_budget_pct'])} are allowed" if "resident_budget_pct" in reasons else ""
-        yield f"its neighbour is expected to lose {per_cent(reasons['resident_isd_pct'])} of its run{budget}"
-    if float(reasons.get("wait_s") or 0.0) > 0.0:
-        yield f"a whole GPU was expected in {duration_text(float(reasons['wait_s']))}"
-    if reasons.get("explored"):
-        yield "tried to learn how well the two go together"
-
-
-_DONE = {
-    "alone": "placed first on an empty card, half of it left for another",
-    "beside": "placed beside {partner}",
-    "together": "placed together with {partner}",
-    "succeeds": "placed beside {partner}, which ends soon, to have the card after it",
-    "unshared": "placed on a whole card",
-    "shadow": "would have been {would}, if this site shared",
-    "waits": "{why}",
-    "taken-back": "placement taken back: {why}",
-    "extended": "time limit lengthened by what its neighbour cost it",
-    "tagged": "tagged, since the submit hook was away; its request is untouched",
-    "past-profile": "took more of the GPU than when it was measured: it is measured anew, and counted as a strike",
-    "ran-while-paused": "used {seen} % of the GPU while it was paused: not paused again, and counted as a strike",
-    OPTED_OUT: "taken out of sharing by its owner",
-    "slowed": "slowed more than promised: {why}. These two workloads are kept apart for two weeks",
-    "outgrown": "{why}",
-    "resume-waits": "still paused: {why}",
-    "requeued": "requeued: {why}",
-    "preempted": "{why}",
-    "paused": "paused, so that {partner} gets the speed it was promised",
-    "resumed": "went on after its pause",
-    "out-of-memory": "ran out of GPU memory beside {partner}; its workload now counts with {mem_mib} MiB",
-}
-
-KINDS = tuple(_DONE)
-"""Every kind of decision that the helper makes."""
-_PLACES = PLACED | {"unshared", "shadow"}
-
-
-def reason_of(decision: Decision) -> Reason | None:
-    """Why the job waited, if that is what was decided; None for a code of another release."""
-    reasons = decision.reasons
-    try:
-        code = Code(str(reasons["code"]))
-    except (KeyError, ValueError):
-        return None
-    return Reason(code, reasons.get("need"), reasons.get("have"), reasons.get("wait_s"))
-
-
-def of_decision(decision: Decision, names: Mapping[int, str] = _NO_NAMES) -> str:
-    """One decision as a line. `names` are keys of array tasks by their SLURM_JOB_ID."""
-    reasons = dict(decision.reasons)
-    other = decision.partner_job
-    partner = f"job {names.get(other, other)}" if other is not None else "a neighbour"
-    waits = reason_of(decision)
-    why = sentence(waits) if waits else reasons.get("why", "")
-    would = _DONE.get(str(reasons.get("how")), "placed").format(partner=partner)
-    known = {name: reasons.get(name, "---") for name in ("mem_mib", "seen")}
-    words = {"partner": partner, "why": why, "would": would, **known}
-    text = _DONE.get(decision.kind, decision.kind).format(**words)
-    cards = f"all {reasons['gpus']} GPUs" if "gpus" in reasons else f"GPU {decision.gpu_index}"
-    place = f" ({cards} of {decision.node})" if decision.node and decision.kind in _PLACES else ""
-    numbers = "" if waits else "; ".join(_numbers(reasons))
-    return f"{moment(decision.at_s, '%d %b %H:%M:%S')}  {text}{place}" + (f": {numbers}" if numbers else "")
-
-
-def tell(key: str, decisions: Sequence[Decision], names: Mapping[int, str] = _NO_NAMES) -> list[str]:
-    """What was decided about the job, in order; of equal decisions only the last is told."""
-    own = (decision for decision in decisions if decision.reasons.get("key", key) == key)
-    return [of_decision(decision, names) for decision in last_of_equals(own)]

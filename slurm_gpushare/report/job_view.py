@@ -9,19 +9,28 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import inf
 
-from slurm_gpushare.helper.reasons import Code, Reason
-from slurm_gpushare.node.figures import RunFigures
-from slurm_gpushare.protocol.history import OPTED_OUT, SLACK_S, Decision, Span, SpanSide, StoredJob, rate_of_isd
+from slurm_gpushare.helper.reasons import Reason, reason_of
+from slurm_gpushare.node.figures import CpuAdvice, RunFigures, cpu_advice
+from slurm_gpushare.protocol.history import (
+    JOINS,
+    OPTED_OUT,
+    PLACED,
+    SLACK_S,
+    Decision,
+    Span,
+    SpanSide,
+    StoredJob,
+    by_own_id,
+    rate_of_isd,
+    remembered_tag,
+)
 from slurm_gpushare.protocol.settings import SitePromises
-from slurm_gpushare.protocol.stop_orders import LONGEST_PAUSE_S
 from slurm_gpushare.protocol.tag import Tag
-from slurm_gpushare.report.job_figures import CpuAdvice, cpu_advice, span_s, whole_run_isd_pct
+from slurm_gpushare.report.job_figures import span_s, whole_run_isd_pct
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import STANDING, Job
-from slurm_gpushare.slurm.values import array_of
 from slurm_gpushare.store.published import PublicJob
 
 GUEST, SUCCESSOR, RESIDENT = "guest", "successor", "resident"
@@ -29,10 +38,6 @@ UNSHARED, OTHER, UNKNOWN = "unshared", "no token", "unknown"
 ROLES = (GUEST, SUCCESSOR, RESIDENT, UNSHARED, OTHER, UNKNOWN)
 JOINED = frozenset({GUEST, SUCCESSOR})
 """Who came to an occupied card, and so waited less."""
-JOINS = frozenset({"beside", "together", "succeeds"})
-"""The decisions by which they came."""
-PLACED = JOINS | {"alone"}
-"""Those by which any sharer got its card."""
 _OF_A_RUN = frozenset({"paused", "resumed", "extended"})
 """Those about a job that runs: of an earlier run they say nothing of this one."""
 MEASURED_S = 10.0
@@ -135,6 +140,8 @@ class JobView:
     """The same; None unless nearly all of the time that it shared was measured."""
     promised_pct: float | None = None
     """The most that sharing may slow it."""
+    site_cap_pct: float | None = None
+    """The most that the site lets any guest be slowed."""
     wait_forecast_s: float | None = None
     """The wait for a whole GPU that was forecast when it joined another job."""
     forecast_error_s: float | None = None
@@ -219,10 +226,8 @@ class JobView:
     def why(self) -> Reason | None:
         """Why it waits or stands still, as the helper says; None for a reason of a later release."""
         live = self.told
-        try:
-            return Reason(Code(live.reason), live.need, live.have, live.wait_s) if live and live.reason else None
-        except ValueError:
-            return None
+        asked = {"code": live.reason, "need": live.need, "have": live.have, "wait_s": live.wait_s} if live else {}
+        return reason_of(asked)
 
     @property
     def told(self) -> PublicJob | None:
@@ -283,6 +288,7 @@ def with_history(view: JobView, known: History, promise: SitePromises, cpu_used_
     view = replace(
         view, tag=tag, live=known.live, run=known.runs.get(view.raw_id), cpu_used_s=cpu_used_s,
         forecast_error_s=_forecast_error_s(started_s, known.decisions),
+        site_cap_pct=promise.of(guest=True, own_pct=None),
     )  # fmt: skip
     if tag is None and any(decision.kind == OPTED_OUT for decision in known.decisions):
         view = replace(view, opted_out=True)
@@ -414,44 +420,3 @@ def _tag(view: JobView, known: History) -> Tag | None:
         paused=None,
         paused_before_s=max(says.paused_before_s, round(tag.paused_s(until_s))),
     )
-
-
-def remembered_tag(decisions: Sequence[Decision], end_s: float) -> Tag:
-    """What was decided about a job that ended: its promise, its pauses, what it was given; decisions oldest first.
-
-    A pause whose end nobody wrote down lasted no longer than a pause may.
-    """
-    placed = [decision for decision in decisions if decision.kind in PLACED]
-    says = placed[-1].reasons if placed else {}
-    turns = [(decision.kind, decision.at_s) for decision in decisions if decision.kind in ("paused", "resumed")]
-    paused_s = 0.0
-    for (kind, at_s), (then, then_s) in pairwise([*turns, ("ended", end_s)]):
-        if kind == "paused":
-            paused_s += then_s - at_s if then == "resumed" else min(then_s - at_s, LONGEST_PAUSE_S)
-    return Tag(
-        cluster=says.get("cluster"),
-        gang=says.get("gpus"),
-        max_isd_pct=says.get("max_isd_pct"),
-        successor=bool(placed) and placed[-1].kind == "succeeds",
-        given_min=max((int(d.reasons.get("given_min") or 0) for d in decisions), default=0),
-        paused_before_s=max(round(paused_s), 0),
-    )
-
-
-# Whose decisions these are: a task that waits has its array's id, and gets one of its own when it starts.
-
-
-def by_own_id(decisions: Iterable[Decision], raw_ids: Mapping[str, int]) -> list[Decision]:
-    """Each decision under the SLURM_JOB_ID of the job that its key names, as far as `raw_ids` knows the key."""
-    found = []
-    for decision in decisions:
-        own = raw_ids.get(str(decision.reasons.get("key")), decision.job_id)
-        found.append(decision if own == decision.job_id else replace(decision, job_id=own))
-    return found
-
-
-def of_job(decisions: Iterable[Decision], raw_id: int, key: str) -> list[Decision]:
-    """The decisions about one job, those from before it had its own id among them."""
-    mine = {raw_id, array_of(key)}
-    own = (d for d in decisions if d.job_id in mine and d.reasons.get("key", key) == key)
-    return by_own_id(own, {key: raw_id})

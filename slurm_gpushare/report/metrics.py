@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slurm_gpushare.helper.explain import KINDS
 from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX
 from slurm_gpushare.protocol.history import ERRORS, OUTSIDERS, Decision, Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.report.job_figures import Distribution, gpu_s, lasted_s, saved_s, spread
-from slurm_gpushare.report.job_text import KINDS
 from slurm_gpushare.report.job_view import History, JobView, with_history
 from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.store.sharing import BROKEN_PROMISES, STRIKES

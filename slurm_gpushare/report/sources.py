@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.node.figures import run_figures
 from slurm_gpushare.protocol.errors import GpushareError, SlurmError
-from slurm_gpushare.protocol.history import sides_by_job
+from slurm_gpushare.protocol.history import of_job, sides_by_job
 from slurm_gpushare.protocol.record import Record
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.text import duration_text, moment
-from slurm_gpushare.report.job_view import History, of_job
+from slurm_gpushare.report.job_view import History
 from slurm_gpushare.report.summary import Report, summarise
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm
@@ -151,7 +151,7 @@ class PublishedSource(_Remembered):
         if published.private:
             self.note = "this site hides jobs from each other: only your own are shown with numbers"
         cost = {job.raw_id: (job.expected_isd_pct, job.measured_isd_pct) for job in jobs}
-        return LiveFigures(cost=cost, jobs={job.key: job for job in jobs}, knowledge=published.knowledge)
+        return LiveFigures(cost=cost, jobs={job.key: job for job in jobs})
 
     def of_job(self, raw_id: int, key: str, uid: int) -> History:
         live = self._now().jobs.get(key)
@@ -161,7 +161,7 @@ class PublishedSource(_Remembered):
                 self.note = "details of a job are for its owner"
             return History(live=live)
         spans = [s for s in own.spans if raw_id in (s.resident_job, s.guest_job)]
-        return History(spans, of_job(own.decisions, raw_id, key), own.runs, True, live)
+        return History(spans, of_job(own.decisions, raw_id, key, array_of(key)), own.runs, True, live)
 
     def between(self, start_s: float, end_s: float) -> History:
         if self._others:
@@ -218,7 +218,7 @@ class StoreSource(_Remembered):
         runs = sorted(store.runs.of_job(raw_id, periods[raw_id]), key=lambda run: (run.by_node, run.end_s))
         if runs and (record is None or record.end_s <= runs[-1].end_s):  # else it was requeued, and runs again
             record = store.runs.record(runs[-1].id) or record
-        decisions = of_job(store.decisions.of_jobs(periods), raw_id, key)
+        decisions = of_job(store.decisions.of_jobs(periods), raw_id, key, array_of(key))
         figures = {raw_id: run_figures(record)} if record else {}
         return History(store.sharing.of_jobs({raw_id: periods[raw_id]}), decisions, figures, True, live)
 

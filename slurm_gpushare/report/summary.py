@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_gpushare.protocol.history import Span, isd_of_rate
+from slurm_gpushare.protocol.history import Span, by_own_id, isd_of_rate
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.report.job_figures import (
     CpuSummary,
@@ -21,7 +21,7 @@ from slurm_gpushare.report.job_figures import (
     summarise_cpus,
     weighted_mean,
 )
-from slurm_gpushare.report.job_view import ROLES, History, JobView, by_own_id, views_of
+from slurm_gpushare.report.job_view import ROLES, History, JobView, views_of
 from slurm_gpushare.slurm.accounting import AccountedJob
 
 

@@ -281,3 +281,49 @@ def retarget(current: str, wanted: str, release: Release) -> str | None:
     if any(gres.name != new[0].name for gres in zeroed):
         zeroed = []  # gpu to shard or back replaces the request as a whole, where it is possible at all
     return ",".join(map(str, [*zeroed, *new]))
+
+
+# What users name: states, job ids, lists.
+
+
+def names(text: str) -> frozenset[str]:
+    """A comma list as squeue takes it."""
+    return frozenset(name.strip() for name in text.split(",") if name.strip())
+
+
+# squeue(1) and sacct(1), JOB STATE CODES, with the short forms that squeue takes.
+STATES = {
+    "BOOT_FAIL": "BF", "CANCELLED": "CA", "COMPLETED": "CD", "COMPLETING": "CG", "CONFIGURING": "CF",
+    "DEADLINE": "DL", "FAILED": "F", "NODE_FAIL": "NF", "OUT_OF_MEMORY": "OOM", "PENDING": "PD", "PREEMPTED": "PR",
+    "REQUEUED": "RQ", "REQUEUE_FED": "RF", "REQUEUE_HOLD": "RH", "RESIZING": "RS", "RESV_DEL_HOLD": "RD",
+    "REVOKED": "RV", "RUNNING": "R", "SIGNALING": "SI", "SPECIAL_EXIT": "SE", "STAGE_OUT": "SO", "STOPPED": "ST",
+    "SUSPENDED": "S", "TIMEOUT": "TO",
+}  # fmt: skip
+_JOB_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
+_WAITING_TASKS = re.compile(r"(\d+)_(\[[^]]*\])")
+_COMMAS = re.compile(r",(?![^[]*\])")
+
+
+def check_states(text: str) -> frozenset[str]:
+    """States by their long names."""
+    longer = {short: name for name, short in STATES.items()}
+    wanted = {name.upper() for name in names(text)}
+    if unknown := sorted(wanted - STATES.keys() - longer.keys()):
+        raise BadInput(f"there is no job state '{unknown[0]}'", "See squeue(1), JOB STATE CODES.")
+    return frozenset(longer.get(name, name) for name in wanted)
+
+
+def check_job_ids(words: Iterable[str]) -> list[str]:
+    """Job ids as squeue prints them, several in a word by commas; waiting tasks (``6_[0-3%2]``) one by one."""
+    return [job_id for word in words for part in _COMMAS.split(word) if part or not word for job_id in _job_ids(part)]
+
+
+def _job_ids(text: str) -> list[str]:
+    if _JOB_ID.fullmatch(text):
+        return [text]
+    if tasks := _WAITING_TASKS.fullmatch(text):
+        try:
+            return [f"{tasks[1]}_{task}" for task in expand_tasks(tasks[2])]
+        except ValueError:
+            pass
+    raise BadInput(f"'{text}' is no job id", "Give it as squeue prints it: 14, 6_2, 6_[3-5].")

@@ -72,6 +72,11 @@ def features_of(record: Record) -> dict[str, float]:
         numbers[name] = max(numbers.get(name, 0.0), value)
     stats = record.profile.stats
     numbers.update((mean, stats[name].mean) for name, mean in _MEANS.items() if name in stats)
+    if not record.shared_s:  # whole epochs, not one whose ends fall between two samples
+        whole = record.alone.stats
+        numbers.update(
+            (_MEANS[name], whole[name].mean) for name in ("proc_sm_pct", "proc_mem_access_pct") if name in whole
+        )
     numbers.update((sd_name(mean), stats[name].sd) for mean, name in _WITH_SD.items() if name in stats)
     if record.gpus > 1:
         numbers[GPUS] = record.gpus

@@ -90,6 +90,8 @@ class TokenFigures:
     last_used_s: int | None = None
     preallocated: bool = False
     """Whether it looks as if its framework took the card's memory in advance, whatever it needs."""
+    jobs: tuple[int, ...] = ()
+    """Jobs of which a node has reported a run, by SLURM_JOB_ID; requeued and cancelled ones too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def write_own(directory: Path, uid: int, text: str, munge_socket: Path | None) -
 def read_own(directory: Path, uid: int, munge_socket: Path | None) -> OwnFigures:
     """The figures of `uid`. Only a process of that user can read them."""
     path = directory / OWNERS / str(uid)
-    if (directory / OWNERS).is_dir() and not path.exists():
+    if ((directory / OWNERS).is_dir() or (directory / PUBLIC).exists()) and not path.exists():
         raise NoJobYet("the helper knows no job of yours with a token")
     sealed = opener(munge_socket)(_read(path))
     if sealed.uid not in {0, directory.stat().st_uid}:
@@ -179,7 +181,10 @@ def read_own(directory: Path, uid: int, munge_socket: Path | None) -> OwnFigures
             spans=tuple(Span(**_known(Span, _BLANK | item)) for item in body["spans"]),
             decisions=tuple(Decision(**_known(Decision, item)) for item in body["decisions"]),
             runs={int(job): RunFigures(**_known(RunFigures, item)) for job, item in body["runs"].items()},
-            tokens=tuple(TokenFigures(**_known(TokenFigures, item)) for item in body["tokens"]),
+            tokens=tuple(
+                TokenFigures(**_known(TokenFigures, item) | {"jobs": tuple(item.get("jobs", ()))})
+                for item in body["tokens"]
+            ),
         )
     except (KeyError, TypeError, ValueError) as why:
         raise NotPublished(f"{path}: not readable: {type(why).__name__}") from why
@@ -215,6 +220,8 @@ def _load(text: bytes) -> dict[str, Any]:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
+    except FileNotFoundError:
+        raise NotPublished(f"the helper has published nothing yet ({path})") from None
     except OSError as why:
         raise NotPublished(f"{path}: {why.strerror}") from why
 

@@ -7,18 +7,24 @@ seen, so the runs are done with all rates between the pessimistic end of what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from slurm_gpushare.helper.explain import SHADOW
 from slurm_gpushare.helper.rules import PairRates, Terms
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
+from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
+from slurm_gpushare.protocol.text import duration_text, durations, span
 from slurm_gpushare.slurm.accounting import AccountedJob
+from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.whatif.assess import Band, PastJob, most_in_use
+from slurm_gpushare.whatif.assess import Band, PastJob, cards_of, most_in_use, past_job
 from slurm_gpushare.whatif.jobs import Bools, Floats, MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Gpushare, Options
 from slurm_gpushare.whatif.outcome import metrics, percentile
@@ -211,3 +217,79 @@ def _isd_pct(world: World) -> Floats:
     """Of the jobs that shared."""
     isd = (world.ran_s / world.work.duration_s - 1.0) * 100.0
     return np.maximum(isd[world.shared], 0.0)
+
+
+# What a report says of it.
+
+
+def gpus_that_share(slurm: Slurm, config: Config) -> int | None:
+    """GPUs of the nodes that share; None where slurmctld does not answer."""
+    try:
+        nodes = slurm.nodes()
+    except SlurmError:
+        return None
+    return sum(len(node.gpus) for node in nodes if set(node.partitions) & set(config.partitions)) or None
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """What the helper recorded, and what the simulator makes of the period."""
+
+    recorded: Mapping[str, int]
+    """Jobs that the helper would have placed, by how, at the first moment at which it would have."""
+    figures: ShadowFigures | None
+    """None where no job of the period has ended."""
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {"recorded": dict(self.recorded), "simulated": asdict(self.figures) if self.figures else None}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """For people, name and text."""
+        placed = sum(self.recorded.values())
+        beside = placed - self.recorded.get("alone", 0) - self.recorded.get("unshared", 0)
+        lines = [
+            ("recorded", f"{placed} jobs would have been placed, {beside} of them beside another; nothing was changed")
+        ]
+        found = self.figures
+        if found is None:
+            return [*lines, ("simulated", "--- (no job has ended)")]
+        band = asdict(found)
+        return [
+            *lines,
+            ("simulated", f"{found.jobs} of {found.all_jobs} jobs that ended, on {found.gpus} GPUs;"
+             f" {found.takes_part} would take part"),
+            ("would share", f"{span(band['shared_jobs'])} jobs"),
+            ("would save", f"{span(band['saved_gpu_h'], ',.1f', ' h')} of {found.gpu_hours:,.1f} GPU hours,"
+             f" {span(band['saved_pct'], '.0f', ' %')}"),
+            ("slow-down (ISD)", f"mean {span(band['isd_mean_pct'], '.0f', ' %')}, p95"
+             f" {span(band['isd_p95_pct'], '.0f', ' %')} of those that would share;"
+             f" {span(band['slowed_jobs'])} jobs by more than {SLOWED_PCT:.0f} %"),
+            ("mean wait", f"{durations(band['wait_s'])} with sharing, {duration_text(found.plain_wait_s)} in the"
+             f" simulator without; they really waited {duration_text(found.observed_wait_s)}"),
+            ("the range", "how fast two jobs run side by side was predicted, not seen: from the pessimistic end of what"
+             " is believed to as far above its mean"),
+        ]  # fmt: skip
+
+
+def shadow_of(
+    slurm: Slurm,
+    store: Store,
+    config: Config,
+    jobs: Sequence[AccountedJob],
+    period_s: tuple[float, float],
+    progress: Callable[[int], Any],
+) -> Shadow | None:
+    """The section of a report of `jobs`, where its period was in the shadow at least in part.
+
+    `progress` is told how many jobs will be simulated, and returns a bar.
+    """
+    recorded = Counter(str(d.reasons.get("how", "")) for d in store.decisions.between(*period_s) if d.kind == SHADOW)
+    if not recorded and config.policy != SHADOW:
+        return None
+    ended = [job for job in jobs if job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
+    past = [replace(past_job(job), token=token_of(job), limit_s=job.limit_s) for job in ended]
+    settings = replace(PolicySettings.from_config(config), policy="gpushare")
+    known = known_tokens(store, config, ended)
+    with progress(RUNS * min(len(past), MOST_JOBS)) as bar:
+        return Shadow(recorded, in_the_shadow(past, known, settings, gpus_that_share(slurm, config), bar.update))

@@ -12,16 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_gpushare.whatif.assess import Band
+from slurm_gpushare.slurm.accounting import AccountedJob
+from slurm_gpushare.whatif.assess import Band, cards_of
 from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.simulate import Fifo, run
 
 MOST_JOBS = 5000
 """Of a period with more nothing is told: each is simulated several times."""
+LEAST_MEAN_S = 60.0
+"""Of shorter jobs, on average, how long cards take to change hands decides, and nobody can tell."""
 HANDOVERS_S = (0.2, 2.0)
 """From one job's end to the moment at which the next has its card."""
-ALONE_ERROR = 0.03
-"""Relative, of how long a job runs alone."""
+ALONE_ERROR = 0.01
+"""Relative, of how long jobs run alone on average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +39,23 @@ class WaitedJob:
     gpus: int
 
 
+def waited_job(row: AccountedJob, isd_pct: float) -> WaitedJob | None:
+    """A job of accounting that sharing slowed by so much; None if it has not started."""
+    if row.start_s is None:
+        return None
+    return WaitedJob(
+        max(row.submit_s, row.eligible_s or 0), row.start_s, row.elapsed_s / (1 + isd_pct / 100), cards_of(row)
+    )
+
+
 def waiting_avoided_h(jobs: Sequence[WaitedJob], gpus: int, from_s: float, until_s: float) -> Band | None:
     """Job hours of waiting within a period that there would have been on a plain Slurm, less those that there were.
 
-    None where nobody could tell: no job, or more than can be simulated. Jobs that began before the period came first,
-    when they really did; a job that waits across an end of the period counts for its part.
+    None where nobody could tell: no job, more than can be simulated, or jobs of seconds. Jobs that began before the
+    period came first, when they really did; a job that waits across one of its ends counts for its part.
     """
     ordered = sorted((job for job in jobs if 0 < job.gpus <= gpus), key=lambda job: job.eligible_s)
-    if not 0 < len(ordered) <= MOST_JOBS:
+    if not 0 < len(ordered) <= MOST_JOBS or np.mean([job.alone_s for job in ordered]) < LEAST_MEAN_S:
         return None
     ready_s = np.array([job.start_s if job.start_s < from_s else max(job.eligible_s, from_s) for job in ordered])
     order = np.argsort(ready_s, kind="stable")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpushare.cli.console import check_accounting_names, check_job_ids
+from slurm_gpushare.cli.console import check_accounting_names
 from slurm_gpushare.cli.main import main
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.values import check_job_ids
 
 
 def test_job_ids_are_taken_as_squeue_prints_them() -> None:

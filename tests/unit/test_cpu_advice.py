@@ -9,10 +9,10 @@ from test_job_facts import facts, known, text
 from test_report import PROMISE, T0, job
 
 from slurm_gpushare.cli.report import report_text
-from slurm_gpushare.node.figures import RunFigures
+from slurm_gpushare.node.figures import CpuAdvice, RunFigures, cpu_advice
 from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.report.export import job_json, to_json
-from slurm_gpushare.report.job_figures import CpuAdvice, CpuSummary, cpu_advice
+from slurm_gpushare.report.job_figures import CpuSummary
 from slurm_gpushare.report.job_view import History
 from slurm_gpushare.report.summary import summarise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lua_hook import INTERPRETERS, KNOWN, OTHERS, UNKNOWN, LuaHook, make_hook
+from lua_hook import INTERPRETERS, KNOWN, UNKNOWN, LuaHook, make_hook
 
 AUTO = {"comment": f"gpushare:{KNOWN},cpus=auto", "tres_per_node": "gres/gpu:1"}
 ONE_NODE = {"min_nodes": 1, "max_nodes": 1}
@@ -108,9 +108,9 @@ def test_partition_allows_no_more(hook: LuaHook) -> None:
         )
 
 
-@pytest.mark.parametrize("token", [KNOWN, UNKNOWN, OTHERS])
+@pytest.mark.parametrize("token", [KNOWN, UNKNOWN])
 def test_where_nothing_is_known_the_request_stays(hook: LuaHook, token: str) -> None:
-    """Somebody else's curve is nobody's business: the answer is that of a token that was never seen."""
+    """A workload that nobody has measured on several numbers of CPUs, or at all."""
     knows(hook, None)
     answer = hook.submit(comment=f"gpushare:{token},cpus=auto", tres_per_node="gres/gpu:1", cpus_per_task=2)
     assert "cpus_per_task" not in answer.fields

@@ -123,11 +123,11 @@ def test_unknown_token_is_probed_with_the_request_as_it_was(hook: LuaHook) -> No
     assert "measured" in answer.said[0]
 
 
-def test_token_of_another_user_looks_like_an_unknown_one(hook: LuaHook) -> None:
+def test_a_job_with_another_users_token_runs_as_written_and_is_told_what_to_do(hook: LuaHook) -> None:
     theirs = hook.submit(comment=f"gpushare:{OTHERS}", tres_per_job="gres/gpu:1")
-    unknown = hook.submit(comment=f"gpushare:{UNKNOWN}", tres_per_job="gres/gpu:1")
-    assert theirs.said == unknown.said
-    assert theirs.fields == {"admin_comment": f"GS1:probe;t={OTHERS}"}
+    assert theirs.fields == {}
+    (said,) = theirs.said
+    assert "its token is another user's. Make one of your own with: gpushare token NAME" in said
 
 
 def test_job_without_a_token_is_not_touched(hook: LuaHook) -> None:

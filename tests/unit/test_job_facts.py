@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from world import job, record
 
+from slurm_gpushare.helper.explain import tell
 from slurm_gpushare.node.figures import RunFigures, looks_preallocated, run_figures
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.record import Period, Stat
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.text import WIDTH, bar
 from slurm_gpushare.report.export import job_json
-from slurm_gpushare.report.job_text import PREALLOCATED, job_lines, tell
+from slurm_gpushare.report.job_text import PREALLOCATED, job_lines
 from slurm_gpushare.report.job_view import History, JobView, from_queue, with_history
 from slurm_gpushare.store.published import PublicJob
 
@@ -51,7 +52,7 @@ def test_a_waiting_job_is_told_why_with_numbers_and_what_would_change_it() -> No
     said = text(facts(known(state="PENDING"), live=waits))
     assert "it needs 9000 MiB of GPU memory, and beside the best neighbour 7200 MiB" in " ".join(said.split())
     assert "a neighbour that uses less, or a smaller batch" in said
-    assert "a whole GPU in about 90 min" in said
+    assert "a start in about 90 min" in said
 
 
 def test_jobs_outside_sharing_and_probes_are_told_so() -> None:
@@ -59,7 +60,9 @@ def test_jobs_outside_sharing_and_probes_are_told_so() -> None:
     probe = f"GS1:probe;t={TOKEN}"
     assert "has a whole GPU and is measured" in text(facts(known(probe)))
     assert "waits for a whole GPU, to be measured" in text(facts(known(probe, "PENDING")))
-    assert "had a whole GPU and was measured" in " ".join(text(facts(known(probe, "COMPLETED", end_s=NOW))).split())
+    done = known(probe, "COMPLETED", end_s=NOW)
+    assert "had a whole GPU and was measured" in " ".join(text(facts(done, run=RunFigures())).split())
+    assert "nothing was measured: it used no GPU, or its token is another user's" in " ".join(text(facts(done)).split())
     cancelled = known(probe, "CANCELLED", start_s=None, end_s=NOW)
     assert "was to be measured" in text(facts(cancelled)), "it never started"
 
@@ -92,7 +95,7 @@ def test_a_guest_sees_what_sharing_cost_and_spared_it() -> None:
     assert told.measured_isd_pct == 25.0  # 400 of 1000 s at half speed: 800 s of work
     said = text(told)
     assert "with job 12 on GPU 3 of n1, as guest: slower by 100 % measured, 25 % expected" in " ".join(said.split())
-    assert "over the whole run 25 % measured, 9 % expected; promised at most 50 %" in " ".join(said.split())
+    assert "over the whole run 25 % measured; promised at most 50 %" in " ".join(said.split())
     assert "a whole GPU was forecast 12 min later" in said
 
 
@@ -128,6 +131,12 @@ def test_the_owners_own_cap_is_the_promise() -> None:
     assert facts(known(SHARER + ";m=10"), spans=[beside()]).promised_pct == 10
 
 
+def test_a_cap_above_the_sites_is_told_as_what_holds() -> None:
+    said = " ".join(text(facts(known(SHARER + ";m=500"))).split())
+    assert "slowed by at most 50 %, which holds for all here (its max=500 is more)" in said
+    assert "accepts at most 10 % slow-down" in text(facts(known(SHARER + ";m=10")))
+
+
 def test_use_of_gpu_memory_cpu_and_power_with_bars_on_a_terminal() -> None:
     run = RunFigures(
         "V100", 900, 30, "epoch", 45.0, 4096, 16384, False, 20.0, 0.6, 3000, 180.0, 98.0, 25.0, 40.0, 600, 400
@@ -137,7 +146,9 @@ def test_use_of_gpu_memory_cpu_and_power_with_bars_on_a_terminal() -> None:
     assert "GPU memory   [█████...............]  25 %  peak 4.0 of 16.0 GiB" in said
     assert "15 %  0.6 of 4 cores" in said
     assert "180 W of the card, about 50.0 Wh" in said
-    assert "MGUP 98 %, MGMAP 25 %, MGTSAMP 40 %; first epoch, 30 s" in said
+    assert "at most 98 % busy, 25 % of its memory allocated, 40 % of the time accessing it; first epoch" in " ".join(
+        said.split()
+    )
     assert "█" not in text(facts(run=run))
 
 
@@ -228,7 +239,7 @@ def test_decisions_come_with_their_reasons_and_only_the_latest_of_a_kind() -> No
     assert "no card has a sharing job with room beside it" in said
     assert "9000" not in said
     assert "node that the job may use" not in said
-    assert "placed beside job 12 (GPU 3 of n1): expected to run 21 % longer in all" in said
+    assert "placed beside job 12 (GPU 3 of n1): its neighbour is expected to lose 8 % of its run" in said
 
 
 def test_a_pause_is_told_in_plain_words_while_it_lasts_and_afterwards() -> None:

@@ -20,12 +20,12 @@ from slurm_gpushare.helper.explain import placed
 from slurm_gpushare.helper.occupancy import occupancy
 from slurm_gpushare.helper.snapshot import GpuPlace, How, Placement
 from slurm_gpushare.protocol.files import resource_dir
-from slurm_gpushare.protocol.history import Decision, Span
+from slurm_gpushare.protocol.history import Decision, Span, remembered_tag
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.stop_orders import LONGEST_PAUSE_S
 from slurm_gpushare.protocol.tag import Paused, Tag
 from slurm_gpushare.report.job_figures import Distribution
-from slurm_gpushare.report.job_view import History, remembered_tag, views_of
+from slurm_gpushare.report.job_view import History, views_of
 from slurm_gpushare.report.metrics import LastDay, SpoolState, last_day, metrics, spool_state, store_figures
 from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.slurm.accounting import AccountedJob

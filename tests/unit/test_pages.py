@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpushare.cli.console import check_page, write_page
 from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.files import check_page, write_page
 
 
 def test_a_page_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:

@@ -14,13 +14,12 @@ import pytest
 from world import ALICE, NOW, record
 
 from slurm_gpushare.helper import publishing
+from slurm_gpushare.helper.explain import tell
 from slurm_gpushare.helper.publishing import Publisher, own_figures
 from slurm_gpushare.node.figures import RunFigures, run_figures
-from slurm_gpushare.protocol.history import Decision, Span, isd_of_rate, rate_of_isd
+from slurm_gpushare.protocol.history import Decision, Span, isd_of_rate, of_job, rate_of_isd
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.report import sources
-from slurm_gpushare.report.job_text import tell
-from slurm_gpushare.report.job_view import of_job
 from slurm_gpushare.report.sources import PublishedSource, StoreSource
 from slurm_gpushare.store import Store, published
 from slurm_gpushare.store.credential import Sealed
@@ -112,7 +111,7 @@ def test_of_other_users_a_user_is_told_that_nothing_is_known_not_that_nobody_sha
 def test_a_tasks_decisions_from_before_it_had_its_own_id_are_its_own() -> None:
     early = [Decision(7, 1, "beside", partner_job=n, reasons={"key": f"7_{n}", "wait_s": 60.0}) for n in (1, 2)]
     late = Decision(9, 2, "extended", reasons={"key": "7_1"})
-    found = of_job([*early, late], 9, "7_1")
+    found = of_job([*early, late], 9, "7_1", 7)
     assert [(d.kind, d.job_id, d.reasons["key"]) for d in found] == [("beside", 9, "7_1"), ("extended", 9, "7_1")]
 
 

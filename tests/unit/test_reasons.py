@@ -12,8 +12,19 @@ from world import NOW, SETTINGS, Flat, card, occupant, pending
 
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.reasons import Code, Reason, sentence, words
-from slurm_gpushare.helper.snapshot import Gpu, NodeRoom, PendingJob, Snapshot, Workload
-from slurm_gpushare.helper.why_left import REFRESH_S, WaitReasons, why_left
+from slurm_gpushare.helper.snapshot import (
+    Gpu,
+    GpuPlace,
+    How,
+    LeftToSlurm,
+    NodeRoom,
+    PendingJob,
+    Placement,
+    Plan,
+    Snapshot,
+    Workload,
+)
+from slurm_gpushare.helper.why_left import REFRESH_S, Forecasts, WaitReasons, why_left
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.text import duration_text
 
@@ -94,7 +105,7 @@ def test_places_that_went_to_others_are_the_reason_of_the_next() -> None:
 
 def test_every_reason_says_when_a_start_is_expected_and_what_would_change_it() -> None:
     text = sentence(only(jobs=[pending(mem_used_mib=9000)]))
-    assert text.startswith("waits for a whole GPU, expected in ")
+    assert text.startswith("waits, its start is forecast in ")
     assert "What would change it: a neighbour that uses less, or a smaller batch" in text
     for code in Code:
         assert all(words(Reason(code, 1.0, 2.0)))
@@ -117,6 +128,17 @@ def test_a_reason_is_worked_out_for_a_new_job_at_once_and_for_all_now_and_then()
     assert update(NOW, 9000).need == 9000
     assert update(NOW + 1, 9500).need == 9000
     assert update(NOW + REFRESH_S, 9500).need == 9500
+
+
+def test_forecasts_are_steady_and_follow_how_earlier_ones_came_out() -> None:
+    seen, forecasts = Snapshot(NOW, (), {}, ()), Forecasts()
+    assert forecasts.wait_s("a", 100.0, NOW) == 100.0
+    assert forecasts.wait_s("a", 400.0, NOW + 10) == pytest.approx(90 + 0.3 * 310), "a jump of 300 s is followed slowly"
+    for number in range(60):  # whoever came got half a card after a tenth of the wait for a whole one
+        forecasts.wait_s(f"j{number}", 100.0, NOW)
+        begun = Plan((Placement(f"j{number}", GpuPlace("n1", (0,)), How.BESIDE),), (LeftToSlurm("a", 400.0),))
+        forecasts.look(replace(seen, now_s=NOW + 10), begun)
+    assert forecasts.wait_s("new", 1000.0, NOW + 20) == pytest.approx(100.0, abs=10.0)
 
 
 def test_durations_have_units_that_fit() -> None:

@@ -26,7 +26,7 @@ def interim(of: Job, samples: int) -> Record:
     """What a node has reported of a job that runs at half of its speed beside another."""
 
     def period(n: int, mean: float) -> Period:
-        return Period(60.0, 60.0, {"proc_sm_pct": Stat(n, mean, mean, mean, mean, 0.0)})
+        return Period(n / 2, n / 2, {"proc_sm_pct": Stat(n, mean, mean, mean, mean, 0.0)})
 
     numbers = {"kind": RecordKind.INTERIM, "seq": samples, "alone": period(100, 80.0), "shared": period(samples, 40.0)}
     return replace(record(of.raw_id, shared=True), **numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from world import TOKEN_A, TOKEN_B, TOKEN_C, FakeSlurm, Flat, job, node, running
 
-from slurm_gpushare.cli.report import shadow_lines, shadow_of
+from slurm_gpushare.cli.console import progress
+from slurm_gpushare.helper.explain import of_decision
 from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.helper.shadow_policy import as_if_shareable
 from slurm_gpushare.helper.tick import Helper, TickReport
@@ -23,7 +25,6 @@ from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config, SitePromises, parse_config
 from slurm_gpushare.protocol.tag import Tag
-from slurm_gpushare.report.job_text import of_decision
 from slurm_gpushare.report.job_view import History
 from slurm_gpushare.report.report_page import SHADOW_TITLE, render_report
 from slurm_gpushare.report.summary import Report, summarise
@@ -34,7 +35,7 @@ from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 from slurm_gpushare.whatif.assess import PastJob
-from slurm_gpushare.whatif.shadow import KnownTokens, in_the_shadow, known_tokens
+from slurm_gpushare.whatif.shadow import KnownTokens, Shadow, in_the_shadow, known_tokens, shadow_of
 
 KNOWLEDGE = default_kb().knowledge()
 NOW = int(time.time())
@@ -83,6 +84,11 @@ REQUESTS = st.sampled_from(
         {"limit_s": None},
     ]
 )
+
+
+def section(slurm: FakeSlurm, store: Store, config: Config, report: Report) -> Shadow | None:
+    jobs = [job.accounted for job in report.jobs if job.accounted]
+    return shadow_of(slurm, store, config, jobs, (report.start_s, report.end_s), partial(progress, "Simulating"))
 
 
 @given(st.lists(st.tuples(TAGS, REQUESTS), max_size=6), TAGS, TAGS, st.sampled_from([120, 3600, None]))
@@ -238,17 +244,17 @@ class TestSection:
         config, store = shared
         placed = Decision(4, NOW - 80_000, "shadow", partner_job=3, reasons={"how": "beside", "key": "4"})
         store.decisions.add([placed])
-        found = shadow_of(FakeSlurm([], [node()]), store, replace(config, resident_budget_pct=200.0), report)
+        found = section(FakeSlurm([], [node()]), store, replace(config, resident_budget_pct=200.0), report)
         assert found is not None
         assert found.figures is not None
         assert (found.figures.jobs, found.figures.takes_part, found.figures.gpus) == (12, 9, 2)
         document = found.document()
         assert document["recorded"] == {"beside": 1}
         assert document["simulated"]["shared_jobs"]["high"] > 0
-        text = dict(shadow_lines(found))
+        text = dict(found.lines())
         assert text["recorded"].startswith("1 jobs would have been placed, 1 of them beside another")
         assert {"would share", "would save", "slow-down (ISD)", "mean wait"} <= text.keys()
-        page = render_report(report, shadow=shadow_lines(found))
+        page = render_report(report, shadow=found.lines())
         assert f"<h2>{SHADOW_TITLE}</h2>" in page
         assert text["would save"] in page
         assert SHADOW_TITLE not in render_report(report)
@@ -277,16 +283,16 @@ class TestSection:
     def test_a_first_day_on_which_no_workload_is_known_yet(self, tmp_path: Path, report: Report) -> None:
         config = make_config(tmp_path)
         with Store.create(config.store_url) as store:
-            found = shadow_of(FakeSlurm([], []), store, config, report)
+            found = section(FakeSlurm([], []), store, config, report)
             assert found is not None
             assert found.figures is not None
             assert (found.figures.takes_part, found.figures.shared_jobs.high) == (0, 0)
-            nothing = shadow_of(FakeSlurm([], []), store, config, replace(report, jobs=()))
+            nothing = section(FakeSlurm([], []), store, config, replace(report, jobs=()))
         assert nothing is not None
         assert nothing.document() == {"recorded": {}, "simulated": None}
-        assert dict(shadow_lines(nothing))["simulated"] == "--- (no job has ended)"
+        assert dict(nothing.lines())["simulated"] == "--- (no job has ended)"
 
     def test_a_period_in_which_sharing_counted_has_none(self, tmp_path: Path, report: Report) -> None:
         config = make_config(tmp_path, "gpushare")
         with Store.create(config.store_url) as store:
-            assert shadow_of(FakeSlurm([], []), store, config, report) is None
+            assert section(FakeSlurm([], []), store, config, report) is None

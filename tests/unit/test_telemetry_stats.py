@@ -89,3 +89,12 @@ def test_readings_out_of_range_count_as_the_nearest_possible() -> None:
     stat = summaries.get("gpu_util_pct")
     assert stat is not None
     assert (stat.max, stat.min) == (100.0, 0.0)
+
+
+def test_means_are_over_time_however_densely_it_was_sampled() -> None:
+    """A first epoch is sampled five times as often as what follows."""
+    seen = StreamSummary(share=True)
+    for value, seconds in [(10.0, 0.5)] * 10 + [(30.0, 2.5)] * 2:
+        seen.add(value, seconds)
+    assert seen.stat().mean == pytest.approx(20.0)
+    assert (seen.n, seen.stat().sd) == (12, pytest.approx(10.0))

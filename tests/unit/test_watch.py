@@ -58,8 +58,8 @@ def test_the_rate_is_the_share_of_the_gpu_over_the_share_alone() -> None:
 
 
 def test_an_earlier_neighbour_does_not_count_for_the_present_one() -> None:
-    # 100 samples at 60 %, of which the first 50 beside somebody else were at 80 %.
-    assert rate_of(seen_rate(record(1, 80.0, 60.0), Tally(50, 50 * 80.0), None)) == pytest.approx(0.5)
+    # 60 s at 60 %, of which the first 30 beside somebody else were at 80 %.
+    assert rate_of(seen_rate(record(1, 80.0, 60.0), Tally(50, 30.0, 30.0 * 80.0), None)) == pytest.approx(0.5)
 
 
 def test_too_little_says_nothing() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from slurm_gpushare.cli.console import why_not_writable
 from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.files import why_not_writable
 
 
 def check_counts(gpus: int, jobs: int | None) -> None:

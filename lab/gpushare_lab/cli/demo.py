@@ -98,15 +98,16 @@ def demo(
             results: list[PaperResult] = []
             rounds.append(results)
             for result in experiment.rounds(names):
+                last_s, begun_s = begun_s, time.time()  # each round begins when the one before has been told of
                 results.append(result)
                 steps(f"{result.policy}: all done after {result.makespan_s:.0f} s; {learned(result)}")
                 _write(rounds, told, out)  # after each: an hour of running must not be lost
-        page = write_run_page(testbed, begun_s, out / "page.html")
+        page = write_run_page(testbed, last_s, out / "page.html", begun_s)
     finally:
         testbed.down(purge=True)
     click.echo("\n" + shown(rounds, told))
     _draw(rounds[0], out)
-    click.echo(f"wrote table.txt, results.json and {page.name} to {out}")
+    click.echo(f"wrote table.txt, results.json and {page.name}, which is of {rounds[-1][-1].policy} alone, to {out}")
 
 
 def _names(policies: str) -> list[str]:

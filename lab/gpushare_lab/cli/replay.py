@@ -25,9 +25,10 @@ from gpushare_lab.paper.plots import check_picture
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.console import FILE, Column, check_directory, right, table, warn
+from slurm_gpushare.cli.console import FILE, Column, right, table, warn
 from slurm_gpushare.knowledge.tables import write_text
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.whatif.jobs import read_rates
 from slurm_gpushare.whatif.traces import read_any_trace

@@ -15,11 +15,12 @@ import click
 from gpushare_lab.cli.checks import check_counts
 from gpushare_lab.peers.registry import PREEMPTIVE, make_policy, parse_policies
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.console import FILE, Column, check_directory, progress, right, table, warn
+from slurm_gpushare.cli.console import FILE, Column, progress, right, table, warn
 from slurm_gpushare.knowledge.interference import Interference, Telemetry, jobs_known
 from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, telemetry
 from slurm_gpushare.knowledge.tables import ProfileTable, read_profiles, write_text
 from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.whatif.jobs import MECHANISM, MECHANISMS, SimulatedJobs, make_workload, read_rates
 from slurm_gpushare.whatif.known_durations import DURATION_MODES

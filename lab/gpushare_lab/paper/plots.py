@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushare_lab.paper.characterize import Characterisation
-from slurm_gpushare.cli.console import check_directory
 from slurm_gpushare.knowledge.clusters import ClusterModel
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
+from slurm_gpushare.protocol.files import check_directory
 
 Floats = NDArray[np.float64]
 

@@ -125,7 +125,9 @@ class PaperResult:
 
     @property
     def ps_pct(self) -> float:
-        """GPU time saved against running each job alone."""
+        """GPU time saved against running each job alone: nothing where no two had a card together."""
+        if not self.shared:
+            return 0.0
         alone_s = sum(job.training.work_s for job in self.jobs)
         return 100.0 * (1.0 - self.busy_s / alone_s)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpushare_lab.paper.plots import pyplot
 from gpushare_lab.paper.rounds import PaperResult
+from slurm_gpushare.protocol.text import CLUSTER_NAMES
 
 COLOURS = ("#4c9f70", "#e0a030", "#c0504d")  # light, middle, heavy
 
@@ -22,6 +23,10 @@ def draw(results: Sequence[PaperResult], path: Path) -> Path:
     for axis, result in zip(axes[1:], results, strict=True):
         _timeline(axis, result, longest_s)
     axes[-1].set_xlabel("seconds since the first submission")
+    kinds = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS]
+    words = [f"{name} workload" for name in CLUSTER_NAMES.values()]
+    title = "a bar a job; one above the other: they share"
+    figure.legend(kinds, words, loc="outside lower center", ncols=3, frameon=False, fontsize=8, title=title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
