@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -113,23 +112,6 @@ def test_a_page_is_not_written_through_somebody_elses_link(site: Site, verdict: 
     site.testbed.run(["gpushare", "report", "--html", str(folder / "page.html")], check=False)
     verdict("a link where an administrator writes a page, so that another file is written", "the file is not written",
             "the file is not written" if not target.exists() else "it is written")  # fmt: skip
-
-
-def test_a_hostile_file_does_not_become_the_store(site: Site, verdict: Verdict, tmp_path: Path) -> None:
-    copy = site.testbed.dir / "copy.sqlite"
-    site.testbed.run(["gpushare", "db", "backup", str(copy)], user=site.testbed.slurm_user)
-    connection = sqlite3.connect(copy)
-    connection.execute("CREATE TRIGGER t AFTER INSERT ON schema_version BEGIN DELETE FROM schema_version; END")
-    connection.commit()
-    connection.close()
-    pipe = site.testbed.dir / "pipe.sqlite"
-    os.mkfifo(pipe)
-    codes = [
-        site.testbed.run(["gpushare", "db", "restore", "--yes", str(path)], check=False, timeout_s=60).returncode
-        for path in (copy, pipe)
-    ]
-    verdict("a store with a trigger, and a pipe, given to 'db restore'", "refused, refused",
-            ", ".join("refused" if code else "taken" for code in codes))  # fmt: skip
 
 
 @pytest.mark.usefixtures("raw_shards")

@@ -24,7 +24,7 @@ from slurm_gpushare.site import local_checks
 from slurm_gpushare.store import Store, StoreError
 from slurm_gpushare.store import database as database_module
 from slurm_gpushare.store.database import Database
-from slurm_gpushare.store.maintenance import backup
+from slurm_gpushare.store.maintenance import backup, restore
 from slurm_gpushare.store.schema import Migration, known_migrations, migrate, store_version
 
 Run = Callable[..., tuple[int, str, str]]
@@ -357,3 +357,16 @@ def test_doctor_finds_a_password_that_others_may_read(tmp_path: Path) -> None:
     assert list(local_checks.password(load_config(conf))) == []
     conf.write_text("StoreUrl=file:/etc/slurm/gpushare.store\n")
     assert list(local_checks.password(load_config(conf))) == []
+
+
+def test_a_hostile_file_does_not_become_the_store(tmp_path: Path) -> None:
+    url, copy, pipe = f"sqlite:///{tmp_path}/store.sqlite", tmp_path / "copy.sqlite", tmp_path / "pipe.sqlite"
+    with Store.create(url) as store:
+        backup(store.database, copy)
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.execute("CREATE TRIGGER t AFTER INSERT ON schema_version BEGIN DELETE FROM schema_version; END")
+        connection.commit()
+    os.mkfifo(pipe)
+    for path, why in ((copy, "triggers or views"), (pipe, "not a file")):
+        with pytest.raises(BadInput, match=why):
+            restore(url, path)
