@@ -68,6 +68,7 @@ M.PLACES = {
 
 M.SINCE = {
   gpu_becomes_shard = 230206,
+  keeps_small_and_capital = 241100,
   writes_gres_with_slash = 231100,
   counts_shards_per_gpu = 231102,
   keeps_whole_gpus_apart = 231105,

@@ -34,6 +34,7 @@ from slurm_gpushare.protocol.record import (
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
@@ -140,6 +141,9 @@ class FakeSlurm(Slurm):
 
     def config(self) -> dict[str, str]:
         return {}
+
+    def accounting(self, query: AccountingQuery) -> list[AccountedJob]:
+        return []
 
     def partitions(self) -> list[Any]:
         return []

@@ -123,14 +123,13 @@ def ingest(as_json: bool) -> None:
     The helper does this by itself every tick. Records that cannot be used are moved to rejected/ in the spool
     directory, with the reason beside them; records of jobs that Slurm does not know yet wait.
     """
-    from slurm_gpushare.helper.housekeeping import make_ingest
-    from slurm_gpushare.slurm.accounting import JobTokens
+    from slurm_gpushare.helper.housekeeping import job_tokens, make_ingest
     from slurm_gpushare.slurm.commands import connect
     from slurm_gpushare.store import Store
 
     config = settings()
     with Store(config.store_url) as store:
-        summary = make_ingest(config, store, JobTokens(connect())).run_all()
+        summary = make_ingest(config, store, job_tokens(connect(), store)).run_all()
     counts = {name: summary.counts[name] for name in _WORDS}
     if as_json:
         echo_json({**counts, "waiting": summary.waiting, "restarts": summary.restarts})
@@ -206,31 +205,65 @@ def restore_command(file: Path, yes: bool) -> None:
 
 
 @db.command("prune")
-@click.option("--older-than", "age", required=True, metavar="AGE", help="Age such as 90d, 26w or 2y.")
+@click.option("--older-than", "age", metavar="AGE", help="Age such as 90d, 26w or 2y.")
+@click.option("--compact", is_flag=True, help="Give back the room that is free in it. The helper must be stopped.")
 @DRY_RUN
 @YES
-def prune_command(age: str, dry_run: bool, yes: bool) -> None:
+def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> None:
     """Forget runs, decisions and observations older than AGE, and tokens not used since.
 
     What profiles of tokens still in use rest on is kept, and so is the last week.
     """
-    from slurm_gpushare.store import Store
-    from slurm_gpushare.store.maintenance import prune
+    from slurm_gpushare.helper.daemon import Lock
+    from slurm_gpushare.store import Store, retention
 
-    kept_s = _seconds(age)
-    if kept_s < _LEAST_KEPT_S:
+    kept_s = None if age is None else _seconds(age)
+    if kept_s is None and not compact:
+        raise BadInput("prune: there is nothing to do", "Say --older-than AGE, or --compact.")
+    if kept_s is not None and kept_s < _LEAST_KEPT_S:
         raise BadInput(f"--older-than {age}: the last week is always kept", "Give 7d or more.")
-    before_s = time.time() - kept_s
-    with Store(settings().store_url) as store:
+    config = settings()
+    with Store(config.store_url) as store:
         where = store.database.where
-        planned = _told(prune(store, before_s, dry_run=True))
-        if dry_run:
-            click.echo(f"{where}: would remove {planned or 'nothing'}")
+        if kept_s is not None:
+            before_s = retention.present_s(store.database, time.time()) - kept_s
+            planned = _told(retention.prune(store, before_s, dry_run=True))
+            if dry_run:
+                click.echo(f"{where}: would remove {planned or 'nothing'}")
+            elif planned and not yes:
+                click.confirm(f"{where}: forget {planned}?", abort=True)
+            if not dry_run:
+                click.echo(f"{where}: removed {_told(retention.prune(store, before_s)) or 'nothing'}")
+        if compact and not dry_run:
+            with Lock(config.state_dir, "Stop it first: systemctl stop gpushare-backfill."):
+                retention.compact(store.database)
+            click.echo(f"{where}: compacted")
+
+
+@db.command("forget")
+@click.option("-u", "--user", required=True, help="Name or uid of somebody who has left.")
+@DRY_RUN
+@YES
+def forget_command(user: str, dry_run: bool, yes: bool) -> None:
+    """Forget a user: tokens, what was measured of them, jobs and decisions.
+
+    What others' jobs shared with theirs stays, without a token. A token that is used again is somebody's first.
+    """
+    from slurm_gpushare.store import Store
+    from slurm_gpushare.store.published import OWNERS
+    from slurm_gpushare.store.retention import forget_user
+
+    config, uid = settings(), int(user) if user.isdecimal() else existing_uid(user)
+    with Store(config.store_url) as store:
+        where, planned = store.database.where, _told(forget_user(store, uid, dry_run=True))
+        if dry_run or not planned:
+            click.echo(f"{where}: {'would remove' if planned else 'holds'} {planned or 'nothing of this user'}")
             return
-        if planned and not yes:
-            click.confirm(f"{where}: forget {planned}?", abort=True)
-        removed = _told(prune(store, before_s))
-    click.echo(f"{where}: removed {removed or 'nothing'}")
+        if not yes:
+            click.confirm(f"{where}: forget {planned} of {user_name(uid)}?", abort=True)
+        forget_user(store, uid)
+    (config.public_dir / OWNERS / str(uid)).unlink(missing_ok=True)
+    click.echo(f"{where}: removed {planned}")
 
 
 def _told(removed: Mapping[str, int]) -> str:

@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.hold import BEAT_S, Answerer, show_jobs
-from slurm_gpushare.helper.housekeeping import Housekeeping, make_ingest
+from slurm_gpushare.helper.housekeeping import AccountedTokens, Housekeeping, job_tokens, make_ingest
 from slurm_gpushare.helper.loop import FIRST_RETRY_S, LONGEST_RETRY_S, Loop, Task, Work, at_once, with_patience
 from slurm_gpushare.helper.preemption import PATIENCE_S
 from slurm_gpushare.helper.promises import tell_nodes
@@ -34,7 +34,6 @@ from slurm_gpushare.protocol.release import is_stale
 from slurm_gpushare.protocol.settings import Config, generated_path, load_config
 from slurm_gpushare.protocol.settings_in_force import remember
 from slurm_gpushare.protocol.stop_orders import RENEW_S
-from slurm_gpushare.slurm.accounting import JobTokens
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import SlurmUser, completing_stops_everybody, hides_jobs, missing_for_gangs, slurm_user
 from slurm_gpushare.slurm.queue import Job
@@ -75,13 +74,14 @@ class Daemon:
         self._slurm, self._store, self._dry_run = slurm, store, dry_run
         self._lock: Lock | None = None
         self._lost = False
-        self._tags = JobTokens(slurm)
+        self._tags = job_tokens(slurm, store)
         self._knowledge = SiteKnowledge(store, config.gpu_models, writes=not dry_run)
         partners = self._knowledge.learners[0].partners
         self._helper = Helper(config, slurm, store, self._knowledge, policy=policy, partners=partners, dry_run=dry_run)
         self.faults = self._helper.faults
         self._publisher = Publisher(store, slurm)
         self._housekeeping = Housekeeping(store)
+        self._accounted = AccountedTokens(store, slurm)
         self._answerer: Answerer | None = None
         self._stop = self._reopen = self._reload = False
         self._ticks = 0
@@ -401,6 +401,7 @@ class Daemon:
     async def _look_after_store(self) -> None:
         """What is old is forgotten, and damage looked for; at a lower priority."""
         await Work(self._housekeeping.look_after, self._config.keep_days, time.time())
+        await Work(self._accounted.take_out, self._config.keep_days, time.time())
 
     def _tell(self, report: TickReport) -> None:
         if report.outcomes or self._ticks % 60 == 1:

@@ -34,6 +34,10 @@ class Release:
         return self >= CAPABILITIES["counts_shards_per_gpu"].since
 
     @property
+    def keeps_small_and_capital(self) -> bool:
+        return self >= CAPABILITIES["keeps_small_and_capital"].since
+
+    @property
     def gpu_becomes_shard(self) -> bool:
         return self >= CAPABILITIES["gpu_becomes_shard"].since
 
@@ -55,6 +59,10 @@ CAPABILITIES = {
         Release(23, 2, 6),
         "A pending job's gpu:1 may be updated to shards, and untyped shards to typed ones: updates start from an empty "
         "list of GRES (read in Slurm's source; tried on 24.11 and 26.05). Before, it has typed shards from the start.",
+    ),
+    "keeps_small_and_capital": Capability(
+        Release(24, 11),
+        "sacctmgr writes an AdminComment as it is given (tried on 24.11); 22.05 writes it in small letters.",
     ),
     "writes_gres_with_slash": Capability(Release(23, 11), "Requests are written gres/gpu:1; before, gres:gpu:1."),
     "counts_shards_per_gpu": Capability(

@@ -37,6 +37,7 @@ def store(config: Config) -> Iterator[Finding]:
         sqlite_path,  # here: a compute node has no database library
     )
     from slurm_gpushare.store.maintenance import JOURNAL_TROUBLE, mode_fix
+    from slurm_gpushare.store.retention import clock_doubt
     from slurm_gpushare.store.store import Store
 
     try:
@@ -50,9 +51,12 @@ def store(config: Config) -> Iterator[Finding]:
             return  # to open it would say less, or hide it
         with Store(config.store_url, read_only=True) as opened:
             path, where = opened.database.path, opened.database.where
+            doubt = clock_doubt(opened.database, time.time())
     except GpushareError as error:
         yield failed(error.what, error.hint)
         return
+    if doubt:
+        yield failed(f"{doubt}: what is too new waits, and nothing is forgotten", "Run chrony or ntpd.", "store-clock")
     if path is not None and (fix := mode_fix(path)):
         yield failed(f"{path} is open to others", f"Run: {fix}", "store-mode")
     else:

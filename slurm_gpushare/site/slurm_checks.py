@@ -326,8 +326,18 @@ def clock(facts: SiteSetup, _: Config) -> Iterator[Finding]:
         yield failed(f"this machine and slurmctld are {off_s:.0f} s apart", "Run chrony or ntpd on both.")
 
 
+@check("jobstats", "nobody else writes AdminComment when a job ends")
+def jobstats(facts: SiteSetup, _: Config) -> Iterator[Finding]:
+    """Both may run; who looks for our tag in accounting should know why it is not there."""
+    if "jobstats" in facts.config.get("EpilogSlurmctld", "").lower():
+        yield warned(
+            "jobstats replaces AdminComment when a job ends",
+            "Nothing is lost: reports go by the store. docs/report.md says how to run both.",
+        )
+
+
 SLURM_CHECKS: tuple[Check, ...] = (
     release, generated, select_plugin, gres_types, gangs, partitions, preemption, pausing, scheduler, node_types,
     node_states, autodetect, accounting, limits, other_partitions, constrain_devices, constrain_memory, job_comment,
-    clock,
+    clock, jobstats,
 )  # fmt: skip

@@ -3,12 +3,12 @@ which token, and the limits of QOS and associations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import TYPE_CHECKING
 
-from slurm_gpushare.protocol.tag import Tag, clear_consent, parse_tag
+from slurm_gpushare.protocol.tag import Tag, clear_consent, parse_tag, with_tag, without_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.queue import Job
@@ -96,6 +96,7 @@ class AccountedJob:
     shards: int
     """As accounted. 22.05 adds the shards of before an update to those of after it: take shares from our own record."""
     tag: Tag | None
+    admin_comment: str = ""
 
     @property
     def cards(self) -> int:
@@ -132,12 +133,28 @@ def _accounted(row: dict[str, str]) -> AccountedJob:
         gpus=_gres_count(allocated, "gpu"),
         shards=_gres_count(allocated, "shard"),
         tag=parse_tag(values.text(row["AdminComment"])),
+        admin_comment=values.text(row["AdminComment"]),
     )
 
 
 def parse_accounting(output: str, delimiter: str, mark: str) -> list[AccountedJob]:
     """The jobs in sacct's answer, whose times begin with `mark`."""
     return [_accounted(row) for row in marked_rows(output, COLUMNS, delimiter, mark)]
+
+
+ENDED = "CA,CD,DL,F,NF,OOM,PR,TO,BF"
+"""States of jobs that are over, as sacct's --state takes them."""
+
+
+def without_token(admin_comment: str) -> str:
+    """What is left of an AdminComment once its job has ended: no token, which would link its owner's runs.
+
+    Beside the summary of jobstats nothing of ours is left: it and reportseff read it only where it stands alone.
+    """
+    tag = parse_tag(admin_comment)
+    if tag is None or "JS1:" in admin_comment:
+        return without_tag(admin_comment)
+    return with_tag(admin_comment, replace(tag, token=None))
 
 
 # Limits of QOS and associations that name TRES, from ``sacctmgr show``.
@@ -239,11 +256,15 @@ def _owned(job: Job | AccountedJob, comment: str) -> OwnedToken:
     return OwnedToken(consent.token if consent else None, job.uid)
 
 
+KeptTokens = Callable[[Sequence[AccountedJob]], Mapping[int, OwnedToken]]
+
+
 class JobTokens:
     """Tags by SLURM_JOB_ID: from the queue, else from accounting, which never forgets."""
 
-    def __init__(self, slurm: Slurm) -> None:
-        self._slurm = slurm
+    def __init__(self, slurm: Slurm, kept: KeptTokens = lambda jobs: {}) -> None:
+        """`kept` knows what the helper has taken out of accounting."""
+        self._slurm, self._kept = slurm, kept
         self._known: dict[int, OwnedToken] = {}
         self._untagged: dict[int, Job] = {}
         """Their tokens, if they have one, are in their comments, which are asked for when a record comes."""
@@ -281,6 +302,7 @@ class JobTokens:
             except AccountingDown:
                 break
             found.update((job.raw_id, _owned(job, comments.get(job.raw_id, ""))) for job in accounted)
+            found.update(self._kept([job for job in accounted if job.tag is None or not job.tag.token]))
         return found
 
     def _read_comments(self, wanted: set[int]) -> None:

@@ -146,6 +146,12 @@ class Slurm:
         found = marked_rows(self._ask_sacct(argv, mark), columns, delimiter, mark)
         return {int(row["JobIDRaw"]): row["Comment"] for row in found if row["JobIDRaw"].isdecimal()}
 
+    def set_accounted_comment(self, jobs: Iterable[int], admin_comment: str) -> None:
+        """Write the AdminComment of jobs that have ended. One sacctmgr call."""
+        ids = ",".join(map(str, jobs))
+        self._ask(["sacctmgr", "--immediate", "modify", "job", "where", f"jobid={ids}",
+                   "set", f"AdminComment={admin_comment}"])  # fmt: skip
+
     def config(self) -> Mapping[str, str]:
         """``scontrol show config``."""
         return nodes.parse_config(self._ask(["scontrol", "show", "config"]))

@@ -385,6 +385,8 @@ def _before_writer_connect(path: Path, *_: object) -> None:
 
 def _on_writer_connect(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None
+    if connection.execute("PRAGMA page_count").fetchone()[0] == 0:  # a new file; `retention.compact` mends others
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
     if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         connection.execute("PRAGMA journal_mode=WAL")
     # FULL: a committed batch survives a power cut, and only then are its spool files removed.

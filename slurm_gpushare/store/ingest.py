@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 
 from slurm_gpushare.protocol.errors import GpushareError
@@ -25,6 +26,7 @@ from slurm_gpushare.store import statements
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
 from slurm_gpushare.store.intake import KeptRecord, give_up, promote, settle, take_in, waiting_jobs
 from slurm_gpushare.store.refine import Settled
+from slurm_gpushare.store.retention import APART_S, present_s
 from slurm_gpushare.store.spool import Arrival, Refusal, Spool, read_record
 from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.store import Store
@@ -63,6 +65,17 @@ class IngestSummary:
     """Whether there was more than one run takes in."""
 
 
+class _Later(Enum):
+    """A record that ended more than a day from now."""
+
+    TOO_NEW = auto()
+
+
+_LATER = _Later.TOO_NEW
+_LATER_S = 60.0
+_Checked = KeptRecord | Refusal | _Later | None
+
+
 @dataclass(slots=True)
 class _Patience:
     """When to ask Slurm again about a job whose runs wait: ever more rarely, to spare slurmdbd."""
@@ -95,6 +108,9 @@ class Ingest:
         self._gpu_models = frozenset(gpu_models)
         self._patience: dict[int, _Patience] = {}
         self._today = 0
+        self._looked_s = self._promote_from_s = 0.0
+        self._later: dict[Path | int, float] = {}
+        """Records from the future, by file or row: when to look again, by the monotonic clock."""
         self._by_user: Counter[int] = Counter()
 
     def run_all(self) -> IngestSummary:
@@ -111,12 +127,17 @@ class Ingest:
         """Take in what has arrived, up to `MOST_A_RUN` records, then settle what can be settled."""
         now_s = time.time() if now_s is None else now_s
         summary = IngestSummary()
+        if not 0.0 <= now_s - self._looked_s < APART_S:  # a start, or the clock jumped: nobody has been silent yet
+            self._promote_from_s = now_s + _STALE_S
+        self._looked_s = now_s
+        self._later = {key: until_s for key, until_s in self._later.items() if until_s > time.monotonic()}
         if self._today != int(now_s / _DAY_S):
             self._today = int(now_s / _DAY_S)
             self._by_user.clear()
         self._take_files(now_s, summary)
         self._take_inbox(now_s, summary)
-        promote(self._store.database, now_s - _STALE_S)
+        if now_s >= self._promote_from_s:
+            promote(self._store.database, now_s - _STALE_S)
         settled = self._settle(now_s)
         summary.counts.update(settled.counts)
         summary.restarts = settled.restarts
@@ -127,7 +148,7 @@ class Ingest:
 
     def _take_files(self, now_s: float, summary: IngestSummary) -> None:
         paths = self._spool.look()
-        for some in chunks(paths[:MOST_A_RUN], BATCH):
+        for some in chunks([path for path in paths if path not in self._later][:MOST_A_RUN], BATCH):
             arrived = [item for path in some if (item := read_record(path)) is not None]
             if arrived:
                 self._batch(arrived, now_s, summary)
@@ -141,15 +162,17 @@ class Ingest:
             summary.counts.update(removed)
 
     def _take_inbox(self, now_s: float, summary: IngestSummary) -> None:
-        taken = 0
-        while taken < MOST_A_RUN and (arrived := self._store.inbox.take(BATCH)):
-            self._batch(arrived, now_s, summary)
-            taken += len(arrived)
+        taken = after = 0
+        while taken < MOST_A_RUN and (arrived := self._store.inbox.take(BATCH, after)):
+            due = [item for item in arrived if item.inbox_id not in self._later]
+            self._batch(due, now_s, summary)
+            taken, after = taken + len(due), arrived[-1].inbox_id or 0
         summary.more = summary.more or taken >= MOST_A_RUN
 
     def _batch(self, arrived: Sequence[Arrival | Refusal], now_s: float, summary: IngestSummary) -> None:
         models, horizon_s = self._bounds()
-        checked = [self._check(item, models, horizon_s, now_s) for item in self._opened(arrived)]
+        found = [self._check(item, models, horizon_s, now_s) for item in self._opened(arrived)]
+        arrived, checked = self._put_off(arrived, found, summary)
         records = [item for item in checked if isinstance(item, KeptRecord)]
         refused = [item for item in checked if isinstance(item, Refusal)]
         ignored = checked.count(None)
@@ -167,6 +190,20 @@ class Ingest:
                 self._spool.done(item)
         self._store.counters.add({name: n for name, n in (("rejected", len(refused)), ("ignored", ignored)) if n})
         summary.counts.update({name: count for name, count in counts.items() if not name.startswith(MODEL_PREFIX)})
+
+    def _put_off(
+        self, arrived: Sequence[Arrival | Refusal], checked: Sequence[_Checked], summary: IngestSummary
+    ) -> tuple[Sequence[Arrival | Refusal], Sequence[_Checked]]:
+        """All but the records from the future, which wait where they are: this machine's clock may be the wrong one."""
+        until_s = time.monotonic() + _LATER_S
+        late = [item for item, result in zip(arrived, checked, strict=True) if result is _LATER]
+        if not late:
+            return arrived, checked
+        self._later |= {item.path or item.inbox_id or 0: until_s for item in late}
+        summary.counts["too_new"] += len(late)
+        log.warning("%d records wait: they are from the future, by this machine's clock", len(late))
+        kept = [(item, result) for item, result in zip(arrived, checked, strict=True) if result is not _LATER]
+        return [item for item, _ in kept], [result for _, result in kept]
 
     def _bounds(self) -> tuple[frozenset[str], int]:
         known = self._store.counters.all()
@@ -190,8 +227,8 @@ class Ingest:
 
     def _check(
         self, opened: tuple[Arrival, Sealed] | Refusal, models: frozenset[str], horizon_s: float, now_s: float
-    ) -> KeptRecord | Refusal | None:
-        """A record to keep, a refusal, or None for a record that is fine and of no use."""
+    ) -> _Checked:
+        """A record to keep, a refusal, `_LATER`, or None for a record that is fine and of no use."""
         if isinstance(opened, Refusal):
             return opened
         item, sealed = opened
@@ -206,7 +243,7 @@ class Ingest:
         elif not by_node and record.gpu_model is not None and record.gpu_model not in models:
             reason = "a user's record of a GPU model that no node has reported"
         elif record.end_s > now_s + _DAY_S:
-            reason = "ended in the future"
+            return _LATER
         elif record.end_s < horizon_s:
             reason = "older than what the store remembers"
         elif not by_node and self._is_over_quota(sealed.uid):
@@ -224,7 +261,9 @@ class Ingest:
 
     def _is_due(self, job: int, runs: int, now_s: float) -> bool:
         patience = self._patience.get(job)
-        return patience is None or patience.next_s <= now_s or patience.runs != runs
+        if patience is None or patience.runs != runs:
+            return True
+        return not now_s < patience.next_s <= now_s + _LONGEST_WAIT_S  # a clock that jumped back keeps nobody waiting
 
     def _settle(self, now_s: float) -> Settled:
         database = self._store.database
@@ -245,7 +284,8 @@ class Ingest:
             state = self._patience.setdefault(job, _Patience())
             state.runs, state.next_s = waiting[job], now_s + state.wait_s
             state.wait_s = min(2 * state.wait_s, _LONGEST_WAIT_S)
-        give_up(database, now_s - _GIVE_UP_S, now_s - _GIVE_UP_USERS_S)
+        old_s = present_s(database, now_s)
+        give_up(database, old_s - _GIVE_UP_S, old_s - _GIVE_UP_USERS_S)
         return settled
 
 

@@ -1,23 +1,19 @@
-"""Looking after the store: is it sound, a copy of it while it is in use, and forgetting what is old."""
+"""Looking after the store: is it sound, a copy of it while it is in use, and such a copy in its place."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, inspect, or_, select
+from sqlalchemy import Connection, func, inspect, select
 
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import hand_over, replacing
-from slurm_gpushare.store import StoreDamaged, StoreError, schema, statements
-from slurm_gpushare.store.combine import REMEMBERED_RUNS
+from slurm_gpushare.store import StoreDamaged, StoreError, schema
 from slurm_gpushare.store.database import RESTORE, Database, journal_fix, sqlite_path
 from slurm_gpushare.store.schema import known_migrations, migrate, store_version
-from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.store import Store
 
 
@@ -182,104 +178,3 @@ def _set_aside(path: Path, now_s: int) -> Path | None:
         if part.exists():
             part.rename(kept.with_name(kept.name + suffix))
     return kept if kept.exists() else None
-
-
-def prune(store: Store, before_s: float, *, dry_run: bool = False) -> Counter[str]:
-    """Forget runs, decisions, observations and sharing that ended before `before_s`, and workloads unused since.
-
-    Records from before are refused from then on, because their ids are forgotten too. A dry run only counts.
-    """
-    if before_s > time.time():
-        raise BadInput("prune: that time has not come yet")
-    removed: Counter[str] = Counter()
-    if not dry_run:
-        with store.database.write() as connection:
-            horizon = max(statements.get(connection, statements.PRUNED_BEFORE), int(before_s))
-            statements.put(connection, statements.PRUNED_BEFORE, horizon)
-    removed["workload"] = _prune_workloads(store.database, before_s, dry_run)
-    removed["run"] = _prune_runs(store.database, before_s, dry_run)
-    for table, column, key in _DATED:
-        old = table.c[column] < before_s
-        # SQLite may give the highest id again once its row is gone, and learners count on growing ones.
-        keep = [table.c.id < select(func.max(table.c.id)).scalar_subquery()] if key == "id" else []
-        removed[table.name] = _remove(store.database, table, key, select(table.c[key]).where(old, *keep), old, dry_run)
-    if store.database.is_sqlite and not dry_run:
-        with store.database.engine.connect() as raw:
-            raw.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    return +removed
-
-
-_DATED = (
-    (schema.decision, "at_s", "id"),
-    (schema.sharing, "end_s", "id"),
-    (schema.observation, "at_s", "id"),
-)
-
-
-def _remove(
-    database: Database,
-    table: Table,
-    key: str,
-    query: Select[Any],
-    condition: ColumnElement[bool] | None = None,
-    dry_run: bool = False,
-) -> int:
-    """Delete the rows whose key `query` finds, in pieces, so that the helper gets its turn in between."""
-    count = 0
-    with database.read() as connection:
-        keys = sorted(set(connection.scalars(query)))
-    if dry_run:
-        return len(keys)
-    for some in chunks(keys):
-        where = [table.c[key].in_(some), *([] if condition is None else [condition])]
-        with database.write() as connection:
-            count += connection.execute(delete(table).where(*where)).rowcount
-    return count
-
-
-def _prune_runs(database: Database, before_s: float, dry_run: bool) -> int:
-    """Old runs go, except those that a profile still rests on."""
-    r = schema.run.c
-    place = func.row_number().over(partition_by=(r.token, r.gpu_model, r.generation), order_by=r.id.desc())
-    ranked = select(r.id, r.end_s, r.token, r.gpu_model, r.state, r.generation, place.label("place")).subquery().c
-    p = schema.profile.c
-    in_use = (
-        select(p.token)
-        .where(p.token == ranked.token, p.gpu_model == ranked.gpu_model, p.generation == ranked.generation)
-        .exists()
-    )
-    old = select(ranked.id).where(
-        ranked.end_s < before_s, or_(ranked.state != "counted", ranked.place > REMEMBERED_RUNS, ~in_use)
-    )
-    count = _remove(database, schema.run, "id", old, dry_run=dry_run)
-    d = schema.run_detail
-    _remove(database, d, "id", select(d.c.id).where(d.c.id.not_in(select(r.id))), dry_run=dry_run)
-    return count
-
-
-def _prune_workloads(database: Database, before_s: float, dry_run: bool) -> int:
-    """Tokens without a run since then are forgotten, with all that was learned of them."""
-    w, p, r = schema.workload.c, schema.profile.c, schema.run.c
-    unused = select(w.token).where(
-        w.created_s < before_s,
-        ~select(r.id).where(r.token == w.token, r.end_s >= before_s).exists(),
-        ~select(p.token).where(p.token == w.token, p.updated_s >= before_s).exists(),
-    )
-    with database.read() as connection:
-        tokens = set(connection.scalars(unused))
-    if dry_run or not tokens:
-        return len(tokens)
-    for chunk in chunks(sorted(tokens)):
-        with database.write() as connection:
-            for table, column in _BY_TOKEN:
-                connection.execute(delete(table).where(table.c[column].in_(chunk)))
-            statements.add(connection, {statements.HOOK_EPOCH: 1})
-    return len(tokens)
-
-
-_BY_TOKEN = (
-    (schema.profile, "token"),
-    (schema.ban, "token_a"),
-    (schema.ban, "token_b"),
-    (schema.workload, "token"),
-)

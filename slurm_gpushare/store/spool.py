@@ -244,11 +244,11 @@ class Inbox:
         with self._db.write(alone=False) as connection:
             connection.execute(schema.inbox.insert().values(row))
 
-    def take(self, limit: int) -> list[Arrival]:
-        """The oldest rows; they stay until the transaction that takes their records in removes them."""
+    def take(self, limit: int, after: int = 0) -> list[Arrival]:
+        """The oldest rows after that one; they stay until the transaction that takes their records in removes them."""
         i = schema.inbox.c
         with self._db.read() as connection:
-            rows = connection.execute(select(i.id, i.credential).order_by(i.id).limit(limit))
+            rows = connection.execute(select(i.id, i.credential).where(i.id > after).order_by(i.id).limit(limit))
             return [Arrival(row.credential.encode("ascii", errors="replace"), inbox_id=row.id) for row in rows]
 
 

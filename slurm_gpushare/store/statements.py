@@ -53,6 +53,10 @@ class Counters:
         with self._db.read() as connection:
             return {row.name: row.value for row in connection.execute(select(schema.counter))}
 
+    def put(self, name: str, value: int) -> None:
+        with self._db.write() as connection:
+            put(connection, name, value)
+
     def add(self, amounts: Mapping[str, int]) -> None:
         with self._db.write() as connection:
             add(connection, amounts)

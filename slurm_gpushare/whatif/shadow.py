@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from slurm_gpushare.helper.explain import SHADOW
+from slurm_gpushare.helper.housekeeping import kept_tokens
 from slurm_gpushare.helper.rules import PairRates, Terms
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.protocol.errors import SlurmError
@@ -288,6 +289,11 @@ def shadow_of(
     if not recorded and config.policy != SHADOW:
         return None
     ended = [job for job in jobs if job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job)]
+    tokens = kept_tokens(store, [job for job in ended if job.tag is not None and job.tag.token is None])
+    ended = [
+        replace(job, tag=replace(job.tag, token=tokens[job.raw_id].token)) if job.tag and job.raw_id in tokens else job
+        for job in ended
+    ]
     past = [replace(past_job(job), token=token_of(job), limit_s=job.limit_s) for job in ended]
     settings = replace(PolicySettings.from_config(config), policy="gpushare")
     known = known_tokens(store, config, ended)

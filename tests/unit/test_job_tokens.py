@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 
+import pytest
 from world import TOKEN_A, TOKEN_B, job
 
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.slurm.accounting import AccountingQuery, JobTokens
+from slurm_gpushare.slurm.accounting import AccountingQuery, JobTokens, without_token
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import AccountingDown
@@ -87,3 +88,16 @@ def test_records_wait_while_accounting_is_down() -> None:
 
 def test_a_job_of_which_accounting_knows_only_a_step_is_not_taken_for_roots() -> None:
     assert JobTokens(Accounted()).resolve([8, 11]) == {8: OwnedToken(TOKEN_A, 1000)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("GS1:c=2;t=gs-aaaaaaaaaaaaaaaaaaaa;o=gpu:1", "GS1:c=2;o=gpu:1"),
+        ("a note GS1:probe;t=gs-aaaaaaaaaaaaaaaaaaaa", "a note GS1:probe"),
+        ("GS1:c=2;t=gs-aaaaaaaaaaaaaaaaaaaa JS1:H4sI+/A==", "JS1:H4sI+/A=="),
+        ("JS1:H4sI GS1:c=2", "JS1:H4sI"),
+    ],
+)
+def test_the_token_of_an_ended_job_goes_and_jobstats_summary_stands_alone(text: str, left: str) -> None:
+    assert without_token(text) == left

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,17 @@ from pathlib import Path
 import pytest
 from world import ALICE, BOB, NOW, Site, command_record, record, seal, token
 
+from slurm_gpushare.helper.housekeeping import Housekeeping
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.queue_facts import StoreReader
 from slurm_gpushare.protocol.errors import GpushareError
+from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.record import RecordKind, encode_record
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.credential import MungeDown, Sealed
 from slurm_gpushare.store.ingest import Ingest
+from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.retention import clock_doubt
 from slurm_gpushare.store.spool import Arrival, read_record
 
 A, B = token(1), token(2)
@@ -86,6 +91,10 @@ def test_slurm_is_asked_about_an_unknown_job_ever_more_rarely(site: Site) -> Non
 
 def test_a_record_that_waited_thirty_days_is_kept_but_asked_for_no_more(site: Site) -> None:
     site.take(record(7))
+    site.ingest.run(NOW + 31 * 86400)
+    assert "unresolved" not in site.store.counters.all(), "no node has said anything since: the clock may have jumped"
+    site.tags[8] = OwnedToken(A, ALICE)
+    site.spool(record(8, end_s=NOW + 31 * 86400))
     site.ingest.run(NOW + 31 * 86400)
     site.tags.asked = None
     summary = site.ingest.run(NOW + 40 * 86400)
@@ -271,9 +280,66 @@ def test_the_last_interim_record_speaks_for_a_sampler_that_died(site: Site) -> N
     interim = record(5, kind=RecordKind.INTERIM, seq=3, end_s=NOW - 30)
     site.take(interim)
     assert site.store.profiles.get(A) is None
-    site.ingest.run(NOW + 3600)
+    site.ingest.run(NOW + 600)
+    site.ingest.run(NOW + 1200)
     assert site.store.profiles.get(A) is not None
     assert site.store.live.of_jobs([5]) == {}
+
+
+def test_a_record_that_comes_after_all_takes_the_place_of_the_last_interim_one(site: Site) -> None:
+    site.tags[5] = OwnedToken(A, ALICE)
+    made = record(5, kind=RecordKind.INTERIM, seq=3, end_s=NOW - 30)
+    site.take(made)
+    site.ingest.run(NOW + 1200)
+    site.spool(replace(made, seq=4, end_s=NOW + 1190))
+    site.ingest.run(NOW + 1210)
+    assert site.store.live.of_jobs([5])[5].seq == 4, "it is running again"
+    site.spool(replace(made, kind=RecordKind.FINAL, seq=5, end_s=NOW + 1300))
+    site.ingest.run(NOW + 1310)
+    profile = site.store.profiles.get(A)
+    assert profile is not None
+    assert (profile.runs, site.store.live.of_jobs([5])) == (1, {})
+
+
+def test_a_clock_two_days_behind_rejects_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too new waits where it is, in the spool and in the database."""
+    clock = [1000.0]
+    monkeypatch.setattr("slurm_gpushare.store.ingest.time.monotonic", lambda: clock[0])
+    site.tags.update({job: OwnedToken(A, ALICE) for job in (1, 2, 3)})
+    site.spool(record(1), record(2))
+    site.store.inbox.deliver(seal(record(3)))
+    for _ in range(2):
+        counts = site.ingest.run(NOW - 2 * 86400).counts
+        assert (counts["rejected"], counts["final"]) == (0, 0)
+    assert len(list(site.incoming.iterdir())) == 2
+    clock[0] += 61.0
+    assert site.ingest.run(NOW).counts["counted"] == 3
+
+
+def test_a_look_three_years_ahead_ends_and_forgets_nothing(site: Site) -> None:
+    site.tags[1] = OwnedToken(A, ALICE)
+    site.take(record(1), record(5, kind=RecordKind.INTERIM, seq=3), record(7))
+    site.store.decisions.add([Decision(1, NOW - 60, "placed"), Decision(2, NOW - 50, "placed")])
+    ahead_s = NOW + 3 * 365 * 86400
+    site.ingest.run(ahead_s)
+    assert site.store.live.of_jobs([5]), "its sampler has not been silent"
+    assert "unresolved" not in site.store.counters.all()
+    Housekeeping(site.store).look_after(365, ahead_s)
+    assert len(site.store.decisions.of_jobs({1: EVER, 2: EVER})) == 2
+    site.tags[7] = OwnedToken(A, ALICE)
+    site.ingest.run(NOW + 5)
+    assert site.store.counters.all()["counted"] == 2, "and Slurm is asked again"
+
+
+def test_a_clock_that_others_contradict_is_named(site: Site) -> None:
+    site.tags[1] = OwnedToken(A, ALICE)
+    site.take(record(1))
+    assert "2.0 days behind slurmctld" in clock_doubt(site.store.database, NOW - 172_800, NOW)
+    if site.store.database.is_sqlite:
+        assert clock_doubt(site.store.database, NOW) == ""
+        assert "the newest record of a node" in clock_doubt(site.store.database, NOW - 172_800)
+    else:
+        assert "the database" in clock_doubt(site.store.database, time.time() + 172_800)
 
 
 def test_interim_records_of_users_are_of_no_use(site: Site) -> None:
@@ -313,7 +379,6 @@ def test_what_is_no_record_goes_to_rejected_with_a_reason(site: Site, tmp_path: 
         "unknown-field": seal(json.dumps({**body, "job_name": "secret-project"})),
         "bad-node": seal(json.dumps({**body, "node": "/home/alice"})),
         "nan": seal(encode_record(good).replace("600.0", "NaN", 1)),
-        "future": seal(replace(good, end_s=NOW + 200_000)),
         "empty": b"",
         "huge": b"0:" + b"x" * 300_000,
     }

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from world import ALICE, Site, record, token
+from world import ALICE, BOB, Site, record, token
 
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store.maintenance import problems, prune, sizes
+from slurm_gpushare.store import Store
+from slurm_gpushare.store.maintenance import problems, sizes
+from slurm_gpushare.store.retention import compact, forget_user, prune
+from slurm_gpushare.store.schema import METADATA
 from slurm_gpushare.store.sharing import Observation
 
 A, B = token(1), token(2)
@@ -95,3 +101,48 @@ def test_a_dry_run_counts_and_forgets_nothing(site: Site, now: float) -> None:
     assert sizes(site.store) == before
     assert planned["run"] == 12
     assert planned == prune(site.store, now - 30 * DAY)
+
+
+def test_space_is_given_back(store_url: str, tmp_path: Path, site: Site, now: float) -> None:
+    """A store of this release gives it back as it forgets; an older one after `db prune --compact`."""
+    if not store_url.startswith("sqlite"):
+        pytest.skip("a server looks after its pages")
+    file = tmp_path / "store.sqlite"
+    site.store.decisions.add([Decision(1, 1000 + n, "placed", reasons={"why": "x" * 500}) for n in range(5000)])
+    prune(site.store, now - 30 * DAY)
+    assert file.stat().st_size < 400_000
+    with closing(sqlite3.connect(file)) as old:
+        old.execute("PRAGMA auto_vacuum=NONE")
+        old.execute("VACUUM")
+    site.store.decisions.add([Decision(1, 1000 + n, "placed", reasons={"why": "x" * 500}) for n in range(5000)])
+    prune(site.store, now - 30 * DAY)
+    assert file.stat().st_size > 2_000_000
+    compact(site.store.database)
+    assert file.stat().st_size < 400_000
+    assert problems(site.store.database) == []
+
+
+def test_a_user_who_has_left_is_forgotten_and_others_keep_what_they_shared(site: Site, now: float) -> None:
+    ingest(site, (1, A, now - DAY), now=now)
+    site.tags[2] = OwnedToken(B, BOB)
+    site.spool(record(2, end_s=now - DAY))
+    site.ingest.run(now)
+    store = site.store
+    store.sharing.begin([Span(1, 2, A, B, "gpu0", 0, "V100", int(now - DAY - 300))])
+    store.sharing.ban(A, B)
+    store.observations.add([Observation("a", "V100", A, B, 0.5, 1.0, 1000)])
+    store.decisions.add([Decision(1, int(now - DAY - 60), "beside"), Decision(2, int(now - DAY - 60), "beside")])
+    planned = forget_user(store, ALICE, dry_run=True)
+    assert planned == forget_user(store, ALICE) == {"workload": 1, "run": 1, "decision": 1}
+    assert store.workloads.owners_by_token([A, B]) == {B: BOB}
+    assert store.runs.of_tokens([A]) == []
+    assert [(span.resident_token, span.guest_token) for span in store.sharing.open()] == [("", B)]
+    assert [item.job_id for item in store.decisions.between(0, now)] == [2]
+    assert (store.observations.after(0), store.sharing.banned(0)) == ([], frozenset())
+    assert A not in "".join(dumped(store)), "not a trace"
+
+
+def dumped(store: Store) -> Iterator[str]:
+    with store.database.read() as connection:
+        for table in METADATA.tables.values():
+            yield from map(str, connection.execute(table.select()))
