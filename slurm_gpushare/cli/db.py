@@ -192,7 +192,7 @@ def restore_command(file: Path, yes: bool) -> None:
 
     What was there is kept beside it. An older release's copy is brought to this release's schema.
     """
-    from slurm_gpushare.helper.daemon import Lock
+    from slurm_gpushare.helper.lock import Lock
     from slurm_gpushare.store.maintenance import restore, store_path
 
     config = settings()

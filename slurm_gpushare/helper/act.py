@@ -134,14 +134,15 @@ _OUT = "opt-out"
 class Comments:
     """What the helper remembers of them is when it last asked.
 
-    Each decision is told as soon as it is carried out: Slurm may fail before the next one.
+    Each decision is noted as soon as it is carried out: Slurm may fail before the next one.
     """
 
-    def __init__(self, slurm: Slurm, store: Store, changer: Changer) -> None:
-        self._slurm, self._store, self._changer = slurm, store, changer
+    def __init__(self, slurm: Slurm, store: Store, changer: Changer, decisions: list[Decision]) -> None:
+        """`decisions` get those that are carried out."""
+        self._slurm, self._store, self._changer, self._decisions = slurm, store, changer, decisions
         self._asked_s = -EVERY_S
 
-    async def follow(self, view: View, config: Config, outcomes: Counter[str]) -> AsyncIterator[Decision]:
+    async def follow(self, view: View, config: Config, outcomes: Counter[str]) -> None:
         """Tag jobs that the hook missed, and take tags off where the owner took the token off."""
         missed = untagged(view.jobs.values(), config.partitions, config.shards_per_gpu)
         measured = only_measured(view.jobs.values())
@@ -149,22 +150,17 @@ class Comments:
             return
         self._asked_s = view.now_s
         comments = await Work(self._slurm.comments)
-        async for decision in self._withdraw(withdrawals(measured, comments), view, outcomes):
-            yield decision
-        async for decision in self._adopt(missed, comments, view, config, outcomes):
-            yield decision
+        found = list(self._changer.not_refused(withdrawals(measured, comments), _OUT))
+        if await self._let_go(found, view, outcomes) < len(found):  # an array's owner can ask for thousands at once
+            self._asked_s -= EVERY_S  # the rest at the next look
+        await self._adopt(missed, comments, view, config, outcomes)
 
-    async def let_go(self, view: View, outcomes: Counter[str]) -> AsyncIterator[Decision]:
+    async def let_go(self, view: View, outcomes: Counter[str]) -> None:
         """Take off what is left of ours in jobs whose owners opted out."""
         left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
-        changes = ((job, change) for job, change in left if change is not None)
-        async for job, change in self._changer.in_time(changes, _OUT):
-            if await self._take_off(job, change, outcomes):
-                yield explain.opted_out(job, view.now_s)
+        await self._let_go(((job, change) for job, change in left if change is not None), view, outcomes)
 
-    async def restore_tags(
-        self, view: View, known: Mapping[str, StoredJob], outcomes: Counter[str]
-    ) -> AsyncIterator[Decision]:
+    async def restore_tags(self, view: View, known: Mapping[str, StoredJob], outcomes: Counter[str]) -> None:
         """Write tags again that somebody else's AdminComment has replaced: without them nobody could undo us."""
         lost = (
             (job, Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)}))
@@ -173,29 +169,21 @@ class Comments:
         )
         async for job, change in self._changer.in_time(lost, "restore-tag"):
             if await self._done(job, change, "restore-tag", outcomes):
-                yield explain.noted(job, "tagged", view.now_s)
+                self._decisions.append(explain.noted(job, "tagged", view.now_s))
 
-    async def _take_off(self, job: Job, change: Change, outcomes: Counter[str]) -> bool:
-        done = await self._done(job, change, _OUT, outcomes)
-        if done:
-            await Work(self._store.jobs.take_off, [job.key])
-        return done
-
-    async def _withdraw(
-        self, found: Sequence[tuple[Job, Change]], view: View, outcomes: Counter[str]
-    ) -> AsyncIterator[Decision]:
-        """Take tags off, a bounded number: an array's owner can ask for thousands at once."""
-        tried, found = 0, list(self._changer.not_refused(found, _OUT))
+    async def _let_go(self, found: Iterable[tuple[Job, Change]], view: View, outcomes: Counter[str]) -> int:
+        """Take tags off, as many as there is time for; how many were tried."""
+        tried = 0
         async for job, change in self._changer.in_time(found, _OUT):
             tried += 1
-            if await self._take_off(job, change, outcomes):
-                yield explain.opted_out(job, view.now_s)
-        if tried < len(found):
-            self._asked_s -= EVERY_S  # the rest at the next look
+            if await self._done(job, change, _OUT, outcomes):
+                await Work(self._store.jobs.take_off, [job.key])
+                self._decisions.append(explain.opted_out(job, view.now_s))
+        return tried
 
     async def _adopt(
         self, missed: Sequence[Job], comments: Mapping[str, str], view: View, config: Config, outcomes: Counter[str]
-    ) -> AsyncIterator[Decision]:
+    ) -> None:
         """Tag jobs that the hook missed."""
         profiles, anew = self._store.profiles, self._store.conduct.to_measure()
         own_names = models_of(self._store.database, config.gpu_models).values()
@@ -210,7 +198,7 @@ class Comments:
         batch = await Work(self._slurm.batch_jobs, [job.key for job, _ in found]) if found else frozenset()
         for job, change in found:
             if job.key in batch and await self._done(job, change, "tag", outcomes):
-                yield explain.noted(job, "tagged", view.now_s)
+                self._decisions.append(explain.noted(job, "tagged", view.now_s))
 
     async def _done(self, job: Job, change: Change, event: str, outcomes: Counter[str]) -> bool:
         return (await self._changer.apply(job, change, event, outcomes)).outcome is Outcome.DONE

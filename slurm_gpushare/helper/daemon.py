@@ -6,21 +6,22 @@ tell nodes, hook and users, and those that look after the store.
 
 from __future__ import annotations
 
-import fcntl
+import asyncio
 import gc
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.hold import BEAT_S, Answerer, show_jobs
 from slurm_gpushare.helper.housekeeping import AccountedTokens, Housekeeping, job_tokens, make_ingest
-from slurm_gpushare.helper.loop import FIRST_RETRY_S, LONGEST_RETRY_S, Loop, Task, Work, at_once, with_patience
+from slurm_gpushare.helper.lock import Lock
+from slurm_gpushare.helper.loop import Loop, Work, at_once, retry_s
 from slurm_gpushare.helper.preemption import PATIENCE_S
 from slurm_gpushare.helper.promises import tell_nodes
 from slurm_gpushare.helper.publishing import Publisher
@@ -28,7 +29,6 @@ from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.helper.tick import Helper, TickReport
 from slurm_gpushare.node.delivery import NODES
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError
-from slurm_gpushare.protocol.files import hand_over
 from slurm_gpushare.protocol.history import ERRORS
 from slurm_gpushare.protocol.release import is_stale
 from slurm_gpushare.protocol.settings import Config, generated_path, load_config
@@ -54,7 +54,6 @@ FINISH_S = 20.0
 SLURM_CONF_FOR_S = 600.0
 LOCK_EVERY_S = 10.0
 UPKEEP_S = 60.0
-LAST_WORDS_S = 2.0
 
 
 def rest_s(tick_s: float, took_s: float, heartbeat_s: float) -> tuple[float, float]:
@@ -73,7 +72,6 @@ class Daemon:
     def __init__(self, config: Config, slurm: Slurm, store: Store, *, policy: str | None = None, dry_run: bool = False):
         self._slurm, self._store, self._dry_run = slurm, store, dry_run
         self._lock: Lock | None = None
-        self._lost = False
         self._tags = job_tokens(slurm, store)
         self._knowledge = SiteKnowledge(store, config.gpu_models, writes=not dry_run)
         partners = self._knowledge.learners[0].partners
@@ -83,7 +81,7 @@ class Daemon:
         self._housekeeping = Housekeeping(store)
         self._accounted = AccountedTokens(store, slurm)
         self._answerer: Answerer | None = None
-        self._stop = self._reopen = self._reload = False
+        self._reopen = self._lost = False
         self._ticks = 0
         self._changed = True
         """Whether the hook's file must follow now."""
@@ -92,8 +90,8 @@ class Daemon:
         self._claimed: set[str] = set()
         self._beaten_s = 0.0
         self._report: TickReport | None = None
-        self._news: tuple[int, ...] = ()
-        self._read_stamp = _stamp(config.source)
+        self._news: Stamps = ()
+        self._read_stamp = stamps(_files(config))
         self._slurm_conf: Mapping[str, str] = {}
         self._take(config, *self._build(config, at_start=True))
         self._make_tasks()
@@ -103,7 +101,7 @@ class Daemon:
         task = self._loop.task
         self._answers = task("answer", self._answer)
         self._orders = task("stops", self._tell_nodes)
-        self._tick: Task = task("tick", self._one_tick, lambda: self._rest_s[0])
+        self._tick = task("tick", self._one_tick, lambda: self._rest_s[0])
         self._settings = task("reload", self._take_settings)
         self._site = task("site", self._look_at_site, lambda: SLURM_CONF_FOR_S)
         self._beats = task("hold", self._show_board, lambda: BEAT_S)
@@ -172,38 +170,43 @@ class Daemon:
         GpushareError if the `lock` is lost: another helper may be at work.
         """
         self._lock = lock
-        for number, handler in ((signal.SIGTERM, self._on_stop), (signal.SIGINT, self._on_stop),
-                                (signal.SIGHUP, self._on_reload), (signal.SIGUSR1, self._on_nudge)):  # fmt: skip
-            signal.signal(number, handler)
-        self._loop.open()
-        signal.set_wakeup_fd(self._loop.waker, warn_on_full_buffer=False)
+        aio = self._loop.open()
+        for number, heard in ((signal.SIGTERM, self._loop.over.set), (signal.SIGINT, self._loop.over.set),
+                              (signal.SIGHUP, self._settings.want),
+                              (signal.SIGUSR1, partial(self._tick.want, urgent=True))):  # fmt: skip
+            aio.add_signal_handler(number, heard)
         log.info("start", pid=os.getpid(), backend=self._slurm.name, policy=self._helper.settings.policy,
                  knowledge=self._knowledge.titles, dry_run=self._dry_run or None)  # fmt: skip
         for first in (self._site, self._records, self._looks, self._upkeep, self._guard):
             if not self._dry_run or first is self._looks:
                 first.want()
         self._tick.want(0.1)  # after the records that wait
-        stop_by_s = float("inf")
         try:
-            while not self._reopen and time.monotonic() < stop_by_s:
-                if self._stop:
-                    if not self._tick.running:
-                        break
-                    stop_by_s = min(stop_by_s, time.monotonic() + FINISH_S)
-                elif self._reload:
-                    self._reload = False
-                    self._settings.want()
-                self._loop.step()
+            aio.run_until_complete(self._until_over())
         finally:
-            signal.set_wakeup_fd(-1)
-            self._say_goodbye()
-            self._loop.close()
+            self._loop.close(*self._last_words())
+            if self._answerer is not None:
+                self._answerer.pipe.close()
         if self._reopen:
             return False
         if self._lost:
             raise GpushareError("the helper's lock is gone", "Another helper may have it: look for one.")
         log.info("stop", ticks=self._ticks)
         return True
+
+    async def _until_over(self) -> None:
+        await self._loop.over.wait()
+        if self._tick.doing is not None and not self._reopen:
+            await asyncio.wait([self._tick.doing], timeout=FINISH_S)
+
+    def _last_words(self) -> Iterator[Work[None]]:
+        """So that the hook gives no lease that nobody would end, and no node keeps a card or a job for nobody."""
+        if not self._dry_run:
+            yield Work(self._helper.let_all_go)
+        if self._answerer is not None:
+            yield Work(self._answerer.say_goodbye)
+        if not self._dry_run and not self._reopen:
+            yield Work(self._hook_file.beat, 0)
 
     # Events.
 
@@ -217,7 +220,11 @@ class Daemon:
         self._report = report
         self._ticks += 1
         self._unreported += Counter(ticks=1, tick_ms=round(1000 * report.total_s))
-        self._tell(report)
+        if report.outcomes or self._ticks % 60 == 1:
+            log.info(
+                "tick", jobs=report.jobs, pending=report.pending, pairs=report.pairs, calls=report.calls,
+                plan_ms=1000 * report.plan_s, ms=1000 * report.total_s, **report.outcomes,
+            )  # fmt: skip
         if not self._dry_run:
             self._publishing.want()
             if self._beat_is_due:
@@ -252,7 +259,7 @@ class Daemon:
 
     def _learn(self) -> None:
         """Bring what is known up to date: never while an answer is worked out by it."""
-        if self._to_learn and not self._answers.running:
+        if self._to_learn and not self._answers.doing:
             with self.faults.contained("learn", StoreReplaced):
                 self._knowledge.catch_up()
                 self._to_learn = False
@@ -264,10 +271,9 @@ class Daemon:
 
     async def _take_settings(self) -> None:
         """Settings changed: they count once all that is made from them has been made; nothing else changes."""
-        source = self._config.source
-        self._read_stamp = await Work(_stamp, source)  # first: a change while we read is read again
+        self._read_stamp = await Work(stamps, _files(self._config))  # first: a change while we read is read again
         try:
-            config = await Work(load_config, source)
+            config = await Work(load_config, self._config.source)
             built = await Work(self._build, config)
         except ConfigError as error:
             log.warning("reload", error=str(error), kept="the settings in force")
@@ -285,14 +291,14 @@ class Daemon:
 
     async def _look_for_news(self) -> None:
         """Something that costs no request, and that no user can make happen, says that a record or a job has come."""
-        paths = (self._config.spool_dir / NODES, Path(self._slurm_conf.get("StateSaveLocation", os.devnull)))
-        news = await Work(_changed_at, (paths[0], paths[1] / "job_state"))
+        saved = Path(self._slurm_conf.get("StateSaveLocation", os.devnull)) / "job_state"
+        news = await Work(stamps, (self._config.spool_dir / NODES, saved))
         before, self._news = self._news or news, news
         if news[0] != before[0] and not self._dry_run:
             self._records.want(LEAST_S)
         if news != before:
-            self._tick.want(0.0 if self._tick.running else self._rest_s[1])
-        if await Work(_stamp, self._config.source) != self._read_stamp:
+            self._tick.want(0.0 if self._tick.doing else self._rest_s[1])
+        if await Work(stamps, _files(self._config)) != self._read_stamp:
             self._settings.want()
 
     # What Slurm is set up for.
@@ -306,8 +312,8 @@ class Daemon:
         self._apply_slurm_conf()
         if self._slurm_conf and not self._dry_run:
             await Work(show_jobs, self._config.spool_dir, hides_jobs(self._slurm_conf))
-        if self._loop.is_open:
-            await self._answer_holds()
+        if self._loop.aio is not None:
+            await self._answer_holds(self._loop.aio)
 
     def _apply_slurm_conf(self) -> None:
         """What of our settings this Slurm is set up for; the rest is done without."""
@@ -332,7 +338,7 @@ class Daemon:
             log.warning("slurm-version", configured=self._config.slurm_version, running=running,
                         hint="No job is converted until 'gpushare configure --write' has run again.")  # fmt: skip
 
-    async def _answer_holds(self) -> None:
+    async def _answer_holds(self, aio: asyncio.AbstractEventLoop) -> None:
         """Answer the nodes' holds where there are any, and where it was said so by the settings in force."""
         config = self._config
         wanted = bool(config.epilog_hold_s) and not self._dry_run and not self._helper.places_nobody
@@ -344,12 +350,12 @@ class Daemon:
         before = self._answerer
         if before is not None and before.places != places:
             self._answerer = None
-            self._loop.forget(before.pipe.handle)
+            aio.remove_reader(before.pipe.handle)
             before.pipe.close()
             await Work(before.say_goodbye)
         if places is not None and self._answerer is None:
             self._answerer = await Work(Answerer, self._helper, self._slurm, config)
-            self._loop.listen(self._answerer.pipe.handle, self._on_ended)
+            aio.add_reader(self._answerer.pipe.handle, self._on_ended)
             self._beats.want()
 
     async def _tell_nodes(self) -> None:
@@ -362,7 +368,8 @@ class Daemon:
 
     async def _look_at_lock(self) -> None:
         if self._lock is not None and not await Work(self._lock.is_held):
-            self._lost = self._stop = True
+            self._lost = True
+            self._loop.over.set()
 
     # What others are told.
 
@@ -403,28 +410,13 @@ class Daemon:
         await Work(self._housekeeping.look_after, self._config.keep_days, time.time())
         await Work(self._accounted.take_out, self._config.keep_days, time.time())
 
-    def _tell(self, report: TickReport) -> None:
-        if report.outcomes or self._ticks % 60 == 1:
-            log.info(
-                "tick", jobs=report.jobs, pending=report.pending, pairs=report.pairs, calls=report.calls,
-                plan_ms=1000 * report.plan_s, ms=1000 * report.total_s, **report.outcomes,
-            )  # fmt: skip
-
-    def _say_goodbye(self) -> None:
-        """So that the hook gives no lease that nobody would end, and no node keeps a card or a job for nobody."""
-        if not self._dry_run:
-            with_patience(Work(self._helper.let_all_go), LAST_WORDS_S)
-        if self._answerer is not None:
-            with_patience(Work(self._answerer.say_goodbye), LAST_WORDS_S)
-            self._answerer.pipe.close()
-        if not self._dry_run and not self._reopen:
-            with_patience(Work(self._hook_file.beat, 0), LAST_WORDS_S)
-
     # Faults and signals.
 
     def _on_fault(self, error: Exception) -> None:
         if isinstance(error, StoreReplaced) and not self._reopen:
             self._reopen = self._has_store_again()
+            if self._reopen:
+                self._loop.over.set()
 
     def _has_store_again(self) -> bool:
         """Whether there is a store to go on with; one that was deleted is written anew from what is still open."""
@@ -449,15 +441,6 @@ class Daemon:
             self._answerer.hear()
             self._answers.want()
 
-    def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stop = True
-
-    def _on_reload(self, number: int, frame: FrameType | None) -> None:
-        self._reload = True
-
-    def _on_nudge(self, number: int, frame: FrameType | None) -> None:
-        self._tick.want(urgent=True)
-
 
 def collect_seldom() -> None:
     """Let Python look for cyclic garbage after 100,000 new objects, not after 700.
@@ -467,27 +450,24 @@ def collect_seldom() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
-def _stamp(path: Path | None) -> list[tuple[int, int, int] | None]:
-    """What changes when gpushare.conf or the file beside it does; None for one that is not there."""
+Stamps = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamps(paths: Iterable[Path]) -> Stamps:
+    """What changes when the files do; None for one that is not there or not ours to see."""
     found: list[tuple[int, int, int] | None] = []
-    for file in (path, generated_path(path)) if path else ():
+    for path in paths:
         try:
-            about = file.stat()
+            about = path.stat()
             found.append((about.st_mtime_ns, about.st_size, about.st_ino))
         except OSError:
             found.append(None)
-    return found
+    return tuple(found)
 
 
-def _changed_at(paths: tuple[Path, ...]) -> tuple[int, ...]:
-    """The files' times; 0 for one that is not there or not ours to see."""
-    times = []
-    for path in paths:
-        try:
-            times.append(path.stat().st_mtime_ns)
-        except OSError:
-            times.append(0)
-    return tuple(times)
+def _files(config: Config) -> tuple[Path, ...]:
+    """gpushare.conf and the file beside it."""
+    return (config.source, generated_path(config.source)) if config.source else ()
 
 
 def _latest_first(job: Job) -> tuple[int, int]:
@@ -513,8 +493,8 @@ def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy:
                 if at_start:
                     raise
                 log.warning("store", error=str(error))
-                time.sleep(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**tries))
                 tries += 1
+                time.sleep(retry_s(tries))
                 continue
             tries, at_start = 0, False
             if not dry_run:
@@ -528,47 +508,3 @@ def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy:
                 told_to_stop = daemon.run(lock)
                 config = daemon.config
         return None
-
-
-# One helper at a time.
-
-
-class Lock:
-    """An flock on ``StateDir/backfill.lock``: it ends with the process, however that ends."""
-
-    def __init__(self, directory: Path, hint: str = "One is enough.") -> None:
-        """`hint` says what to do while a helper holds it."""
-        self._path = directory / "backfill.lock"
-        self._hint = hint
-        self._handle = -1
-
-    def __enter__(self) -> Lock:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # SlurmUser's alone: whoever can open it can hold the lock.
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            hand_over(self._path)
-        except OSError as why:
-            raise GpushareError(
-                f"{self._path}: {why.strerror}", "StateDir must belong to SlurmUser; the helper runs as SlurmUser."
-            ) from why
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(self._handle, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._handle)
-            raise GpushareError(f"a helper runs already, with process id {holder}", self._hint) from None
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, f"{os.getpid()}\n".encode())
-        return self
-
-    def is_held(self) -> bool:
-        """Whether the file that we have locked is still the one that others would lock."""
-        try:
-            ours, there = os.fstat(self._handle), self._path.stat()
-        except FileNotFoundError:
-            return False
-        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._handle)

@@ -27,10 +27,10 @@ from pathlib import Path
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.changes import Outcome, read_again
 from slurm_gpushare.helper.loop import Work
-from slurm_gpushare.helper.observe import View
+from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, leaving
-from slurm_gpushare.helper.placements import RecentFacts
 from slurm_gpushare.helper.plan import plan
+from slurm_gpushare.helper.queue_facts import QueueFacts
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
@@ -40,6 +40,7 @@ from slurm_gpushare.protocol.files import make_open_dir, overwrite_line
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.commands import Slurm
+from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.values import expand
 
@@ -193,20 +194,13 @@ class _Answer:
     """The jobs that are about to be placed, read again in one request."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Grounds:
-    """What a decision is made from."""
-
-    knowledge: Knowledge | KnowledgeByModel
-    settings: PolicySettings
-    config: Config
-    now_s: float
-
-
-def decide(recent: RecentFacts, grounds: _Grounds) -> tuple[View, Plan]:
+def decide(
+    jobs: Collection[Job], nodes: Collection[Node], facts: QueueFacts, config: Config,
+    knowledge: Knowledge | KnowledgeByModel, settings: PolicySettings,
+) -> tuple[View, Plan]:  # fmt: skip
     """What should happen now, as far as is known."""
-    view = recent.view(grounds.config, grounds.now_s)
-    return view, plan(view.snapshot, grounds.knowledge, grounds.settings)
+    view = observe(jobs, nodes, config, facts, time.time())
+    return view, plan(view.snapshot, knowledge, settings)
 
 
 class Answerer:
@@ -289,12 +283,12 @@ class Answerer:
                 recent.update(job.key, job)
         recent.refresh_nodes(await Work(self._slurm.nodes, sorted(nodes)))
         for attempt in range(TRIES):
-            facts = recent.facts()
-            if facts is None:
+            if recent.facts is None:
                 return
-            grounds = _Grounds(helper.knowledge, helper.settings, helper.config, time.time())
-            found: tuple[View, Plan] = await Work(decide, facts, grounds)
-            view, decided = found
+            view, decided = await Work(
+                decide, recent.jobs, list(recent.nodes.values()), recent.facts, helper.config, helper.knowledge,
+                helper.settings,
+            )  # fmt: skip
             if attempt == 0:
                 answer.emptied = _emptied(view, gone, helper.config.lease_s)
             wanted = self._worth_a_plan(nodes, answer) & answer.waiting.keys()

@@ -1,24 +1,26 @@
-"""One loop: tasks that are due run one step after the other, and whatever may block runs beside it, on values.
+"""One loop, asyncio's: tasks that are due run in one thread, and whatever may block runs beside it, on values.
 
-A task is a coroutine in the loop's thread. It leaves that thread at ``await Work(function, ...)`` alone: the function
-then runs in the task's own worker, with what it was given, and what it returns comes back. Workers never see what the
-coroutines remember, so nothing of it needs a lock; and while one waits, for Slurm or for a file system that is stuck,
-all other tasks go on.
+A task is a coroutine. It leaves the loop's thread at ``await Work(function, ...)`` alone: the function then runs in
+the task's own worker, with what it was given, and what it returns comes back. Workers never see what the coroutines
+remember, so nothing of it needs a lock; and while one waits, for Slurm or for a file system that is stuck, all other
+tasks go on.
 
 No exception ends the loop. It is logged once with its place, counted, and its task is tried again, later each time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 import queue
-import select
 import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +28,7 @@ from slurm_gpushare.helper import log
 from slurm_gpushare.protocol.errors import GpushareError
 
 T = TypeVar("T")
-Doing = Coroutine["Work[Any]", Any, T]
+Doing = Coroutine[Any, Any, T]
 
 FIRST_RETRY_S = 2.0
 LONGEST_RETRY_S = 30.0
@@ -34,7 +36,58 @@ LONGEST_RETRY_S = 30.0
 REMEMBERED_FAULTS = 200
 SAID_AGAIN_AFTER_S = 3600.0
 """A fault that lasts is logged again after so long."""
+LAST_WORDS_S = 2.0
+"""What may hang is given so long when the loop ends."""
 PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+class Worker:
+    """A thread for what may block. Nobody waits for it at the end: it ends with the process, also when it hangs."""
+
+    def __init__(self, name: str, *, quiet: bool = False) -> None:
+        """`quiet`: with a lower priority."""
+        self._name, self._quiet = name, quiet
+        self._orders: queue.SimpleQueue[tuple[Work[Any], asyncio.Future[Any]] | None] | None = None
+
+    def do(self, work: Work[T]) -> asyncio.Future[T]:
+        """What comes of the work. Raises RuntimeError if there can be no further thread."""
+        if self._orders is None:
+            orders: queue.SimpleQueue[tuple[Work[Any], asyncio.Future[Any]] | None] = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(orders,), name=f"{self._name}-work", daemon=True).start()
+            self._orders = orders
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._orders.put((work, future))
+        return future
+
+    def close(self) -> None:
+        if self._orders is not None:
+            self._orders.put(None)
+
+    def _run(self, orders: queue.SimpleQueue[tuple[Work[Any], asyncio.Future[Any]] | None]) -> None:
+        if self._quiet:
+            log.lower_priority()
+        while (order := orders.get()) is not None:
+            work, future = order
+            result, error = None, None
+            try:
+                result = work.do()
+            except Exception as why:  # noqa: BLE001 - the coroutine that waits for it is told
+                error = RuntimeError("StopIteration") if isinstance(why, StopIteration) else why
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                future.get_loop().call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():  # nobody waits for it any more
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+_WORKER: ContextVar[Worker | None] = ContextVar("worker", default=None)
+"""Of the task that runs; None outside of the loop."""
 
 
 class Work(Generic[T]):
@@ -46,25 +99,19 @@ class Work(Generic[T]):
     def do(self) -> T:
         return self._function(*self._arguments)
 
-    def __await__(self) -> Generator[Work[T], T, T]:
-        return (yield self)
+    def __await__(self) -> Generator[Any, None, T]:
+        worker = _WORKER.get()
+        return self.do() if worker is None else (yield from worker.do(self))
 
 
 def at_once(doing: Doing[T]) -> T:
-    """Run a coroutine from end to end with nothing beside it: for one look by hand."""
-    result: Any = None
-    error: Exception | None = None
-    while True:
-        try:
-            work = doing.send(result) if error is None else doing.throw(error)
-        except StopIteration as end:
-            found: T = end.value
-            return found
-        result, error = None, None
-        try:
-            result = work.do()
-        except Exception as why:  # noqa: BLE001 - the coroutine is told, as if it had called the function itself
-            error = why
+    """Run a coroutine that waits for work alone from end to end, with nothing beside it: for one look by hand."""
+    try:
+        doing.send(None)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    raise AssertionError("it waits for something else")
 
 
 class Faults:
@@ -125,205 +172,123 @@ class Task:
     """Something that is done again and again, never twice at once."""
 
     def __init__(
-        self,
-        loop: Loop,
-        name: str,
-        begin: Callable[[], Doing[None]],
-        every_s: Callable[[], float] | None,
-        quiet: bool,
+        self, loop: Loop, name: str, begin: Callable[[], Doing[None]], every_s: Callable[[], float], quiet: bool
     ) -> None:
-        """`every_s` says when it is due again after it went well; without it only `want` makes it due.
-
-        The worker of a `quiet` one has a lower priority.
-        """
-        self.name = name
-        self._quiet = quiet
+        self.name, self._loop, self._begin, self._every_s = name, loop, begin, every_s
+        self.worker = Worker(name, quiet=quiet)
         self.failures = 0
         self.took_s = 0.0
         """Its last run, from beginning to end."""
-        self._loop, self._begin, self._every_s = loop, begin, every_s
-        self.due_s = float("inf")
-        """When it begins, by the monotonic clock."""
-        self._doing: Doing[None] | None = None
-        self._begun_s = 0.0
-        self._wanted_s = float("inf")
-        self._worker: queue.SimpleQueue[Work[Any] | None] | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._doing is not None
-
-    @property
-    def running_s(self) -> float:
-        """For how long it has been running."""
-        return time.monotonic() - self._begun_s if self.running else 0.0
+        self.doing: asyncio.Task[None] | None = None
+        """Its run; None while it waits for its time."""
+        self._wanted_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
 
     def want(self, after_s: float = 0.0, *, urgent: bool = False) -> None:
-        """Let it begin so soon, once more if it runs now. What fails keeps its own time, unless it is `urgent`."""
+        """Let it begin so soon, once more if it runs now. What fails keeps its own time, unless it is `urgent`.
+
+        Nothing begins before the loop is open.
+        """
         at_s = time.monotonic() + after_s
-        if self.running:
+        if self.doing is not None:
             self._wanted_s = min(self._wanted_s, at_s)
         elif urgent or not self.failures:
-            self.due_s = min(self.due_s, at_s)
+            self._begin_at(min(at_s, self._timer.when() if self._timer else math.inf))
 
-    def begin(self) -> None:
-        self._doing, self._begun_s = self._begin(), time.monotonic()
-        self._wanted_s = self.due_s = float("inf")
-        self.go_on(None, None)
+    def _begin_at(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        aio = self._loop.aio
+        self._timer = aio.call_at(at_s, self._start, aio) if aio is not None and at_s < math.inf else None
 
-    def go_on(self, result: Any, error: Exception | None) -> None:
-        """Let it run until it waits for work, or ends. Never raises."""
-        assert self._doing is not None
+    def _start(self, aio: asyncio.AbstractEventLoop) -> None:
+        self._timer, self._wanted_s = None, math.inf
+        if self._loop.over.is_set():
+            return
+        self.doing = aio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Once, whatever comes of it."""
+        _WORKER.set(self.worker)
+        begun_s, fault = time.monotonic(), None
         try:
-            work = self._doing.send(result) if error is None else self._doing.throw(error)
-            self._give(work)
-        except StopIteration:
-            self._ended(None)
-        except Exception as why:  # noqa: BLE001 - whatever it was, the loop goes on
-            self._ended(why)
-
-    def _ended(self, error: Exception | None) -> None:
+            await self._begin()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the loop goes on
+            fault = error
         now_s = time.monotonic()
-        if self._doing is not None:
-            with contextlib.suppress(RuntimeError):  # it waits for work even then
-                self._doing.close()
-        self._doing, self.took_s = None, now_s - self._begun_s
-        if error is None:
+        self.doing, self.took_s = None, now_s - begun_s
+        if fault is None:
             self.failures = 0
             self._loop.faults.well(self.name)
-            every_s = float("inf") if self._every_s is None else self._every_s()
-            self.due_s = min(now_s + every_s, self._wanted_s)
+            self._begin_at(min(now_s + self._every_s(), self._wanted_s))
         else:
             self.failures += 1
-            self.due_s = now_s + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self.failures - 1, 8))
-            self._loop.faults.note(self.name, error)
-            self._loop.on_fault(error)
+            self._begin_at(now_s + retry_s(self.failures))
+            self._loop.faults.note(self.name, fault)
+            self._loop.on_fault(fault)
 
-    def _give(self, work: Work[Any]) -> None:
-        if self._worker is None:
-            orders: queue.SimpleQueue[Work[Any] | None] = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(orders,), name=f"{self.name}-work", daemon=True).start()
-            self._worker = orders
-        self._worker.put(work)
 
-    def close(self) -> None:
-        """Let the worker end."""
-        if self._worker is not None:
-            self._worker.put(None)
-
-    def _work(self, orders: queue.SimpleQueue[Work[Any] | None]) -> None:
-        """The worker: values in, a value or an exception out."""
-        if self._quiet:
-            log.lower_priority()
-        while (work := orders.get()) is not None:
-            try:
-                self._loop.hand_back(self, work.do(), None)
-            except Exception as why:  # noqa: BLE001 - the coroutine that waits for it is told
-                self._loop.hand_back(self, None, why)
+def retry_s(failures: int) -> float:
+    """How long to wait after so many failures."""
+    return min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 8))
 
 
 class Loop:
-    """Looks at what has happened, and lets tasks begin and go on."""
+    """The tasks, and asyncio's loop while it is open."""
 
     def __init__(self, faults: Faults, on_fault: Callable[[Exception], None] = lambda error: None) -> None:
         self.faults, self.on_fault = faults, on_fault
-        self.longest_s = 0.0
-        """The longest time between two looks at what has happened."""
+        self.aio: asyncio.AbstractEventLoop | None = None
+        self.over = asyncio.Event()
+        """Set it when it is time to end: nothing begins any more."""
         self._tasks: list[Task] = []
-        self._done: deque[tuple[Task, Any, Exception | None]] = deque()
-        self._ready: list[tuple[Task, Any, Exception | None]] = []
-        self._heard: dict[int, Callable[[], None]] = {}
-        self._wake = self.waker = -1
-        self._poll = select.poll()
 
-    def open(self) -> None:
+    def open(self) -> asyncio.AbstractEventLoop:
         """Open all that the loop needs: later there may be no file left to open."""
-        self._wake, self.waker = os.pipe()
-        for end in (self._wake, self.waker):
-            os.set_blocking(end, False)
-        self._poll.register(self._wake, select.POLLIN)
-
-    @property
-    def is_open(self) -> bool:
-        return self.waker >= 0
+        self.aio = asyncio.new_event_loop()
+        self.aio.set_exception_handler(self._note)
+        return self.aio
 
     def task(
         self,
         name: str,
         begin: Callable[[], Doing[None]],
-        every_s: Callable[[], float] | None = None,
+        every_s: Callable[[], float] = lambda: math.inf,
         *,
         quiet: bool = False,
     ) -> Task:
-        """A new task, which is due when it is wanted. Those made first come first."""
+        """A new task, which is due when it is wanted, and `every_s` after it went well.
+
+        The worker of a `quiet` one has a lower priority.
+        """
         self._tasks.append(Task(self, name, begin, every_s, quiet))
         return self._tasks[-1]
 
-    def listen(self, handle: int, heard: Callable[[], None]) -> None:
-        """Call `heard` at once when there is something to read."""
-        self._heard[handle] = heard
-        self._poll.register(handle, select.POLLIN)
-
-    def forget(self, handle: int) -> None:
-        """Listen to it no more."""
-        del self._heard[handle]
-        self._poll.unregister(handle)
-
-    def hand_back(self, task: Task, result: Any, error: Exception | None) -> None:
-        """From a worker: what came of its work."""
-        self._done.append((task, result, error))
-        with contextlib.suppress(OSError):  # it is awake already, or closed
-            os.write(self.waker, b"x")
-
-    def step(self, longest_s: float = 1.0) -> None:
-        """Wait until something is to be done, at most so long, and do a bounded part of it."""
-        due_s = min((task.due_s for task in self._tasks if not task.running), default=float("inf"))
-        wait_s = 0.0 if self._done or self._ready else max(0.0, min(longest_s, due_s - time.monotonic()))
-        ready = [handle for handle, _ in self._poll.poll(round(1000 * wait_s) + (wait_s > 0.0))]
-        begun_s = time.monotonic()
-        if self._wake in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake, 4096)
-        for handle in ready:
-            if handle in self._heard:
-                with self.faults.contained("event"):
-                    self._heard[handle]()
-        while self._done:
-            self._ready.append(self._done.popleft())
-        if self._ready:
-            at = min(range(len(self._ready)), key=lambda at: self._tasks.index(self._ready[at][0]))
-            task, result, error = self._ready.pop(at)
-            task.go_on(result, error)
-        else:
-            self._begin_one()
-        self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
-
-    def _begin_one(self) -> None:
-        now_s = time.monotonic()
-        task = next((task for task in self._tasks if not task.running and task.due_s <= now_s), None)
-        if task is not None:
-            task.begin()
-
-    def close(self) -> None:
-        """Nothing goes on any more; a worker that is at work ends with it."""
-        for task in self._tasks:
-            task.close()
-        wake, waker = self._wake, self.waker
-        self._wake = self.waker = -1
-        os.close(wake)
-        os.close(waker)
-
-
-def with_patience(work: Work[Any], most_s: float) -> bool:
-    """Do last things that may hang; whether they were done in time."""
-    done = threading.Event()
-
-    def run() -> None:
+    def close(self, *last_words: Work[Any]) -> None:
+        """Nothing goes on any more. Last words may hang, each as long as what is under way may: not for long."""
+        aio, self.aio = self.aio, None
+        assert aio is not None
+        running = [task.doing for task in self._tasks if task.doing is not None]
+        for doing in running:
+            doing.cancel()
         try:
-            work.do()
-        except (OSError, GpushareError) as why:
-            log.warning("stop", error=str(why))
-        done.set()
+            aio.run_until_complete(self._last(running, last_words))
+        finally:
+            for task in self._tasks:
+                task.worker.close()
+            aio.close()
 
-    threading.Thread(target=run, name="last-words", daemon=True).start()
-    return done.wait(most_s)
+    async def _last(self, running: list[asyncio.Task[None]], last_words: tuple[Work[Any], ...]) -> None:
+        workers = [Worker("last-words") for _ in last_words]
+        said = [worker.do(work) for worker, work in zip(workers, last_words, strict=True)]
+        if waiting := [*running, *said]:
+            await asyncio.wait(waiting, timeout=LAST_WORDS_S)
+        for worker, future in zip(workers, said, strict=True):
+            worker.close()
+            if future.done() and (error := future.exception()) is not None:
+                log.warning("stop", error=str(error))
+
+    def _note(self, aio: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What goes wrong outside of a task: where an event is heard."""
+        if isinstance(error := context.get("exception"), Exception):
+            self.faults.note("event", error)

@@ -249,25 +249,24 @@ def _limited(item: AnyJob, of_job: Mapping[str, tuple[str, ...]]) -> AnyJob:
 def observe(
     jobs: Collection[Job],
     nodes: Collection[Node],
-    reservations: Collection[Reservation],
     config: Config,
     facts: QueueFacts,
     now_s: float,
-    tiers: Mapping[str, int] | None = None,
 ) -> View:
-    """The cluster as it is now. `tiers` are the partitions' PriorityTier: Slurm looks at it before the priority."""
+    """The cluster as it is now."""
     cards = occupancy(nodes, jobs)
     by_name = {node.name: node for node in nodes}
     unsettled = _unsettled(cards, jobs, now_s, config.lease_s)
     waiting = [job for job in jobs if startable(job, now_s) and placed_card(job) is None]
-    waiting.sort(key=lambda job: _rank(job, tiers or {}, facts.preemption))
+    waiting.sort(key=lambda job: _rank(job, facts.tiers, facts.preemption))
     pending = (_pending(job, now_s, config, facts) for job in waiting)
     snapshot = snap.Snapshot(
         now_s=now_s,
         gpus=tuple(_gpu(card, use, by_name[card.node], config, facts, now_s) for card, use in cards.items()),
-        nodes={name: _node_room(node, unsettled[name], reservations, now_s) for name, node in by_name.items()},
+        nodes={node.name: _node_room(node, unsettled[node.name], facts.reservations, now_s) for node in nodes},
         pending=tuple(job for job in pending if job is not None),
         never_together=facts.never_together,
+        mean_duration_s=facts.mean_duration_s,
     )
     by_key = {job.key: job for job in jobs}
     of_job, room = facts.limits.room(jobs, cards)

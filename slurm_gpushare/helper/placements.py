@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from slurm_gpushare.helper.changes import Change
-from slurm_gpushare.helper.observe import View, observe
+from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.occupancy import CardUse, GpuAddress, may_start, placed_card, placed_cards
 from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.helper.queue_facts import QueueFacts
-from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.tag import parse_tag
-from slurm_gpushare.slurm.nodes import Node, Reservation
+from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
 
 # A node that did not start a job is left out for it this long; after two such nodes Slurm decides alone.
@@ -179,15 +178,6 @@ HEADS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class TickFacts:
-    """What a tick read, besides jobs and nodes, that a view is made of."""
-
-    reservations: list[Reservation]
-    facts: QueueFacts
-    tiers: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Update:
     """A job as it is since `at_s` (monotonic clock); None: it is gone."""
 
@@ -213,28 +203,12 @@ def as_changed(job: Job, change: Change) -> Job:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RecentFacts:
-    """What is known at one moment."""
-
-    jobs: list[Job]
-    nodes: list[Node]
-    seen: TickFacts
-    mean_s: Mapping[int, float]
-    """Mean duration of jobs, by width."""
-
-    def view(self, config: Config, now_s: float) -> View:
-        seen = self.seen
-        found = observe(self.jobs, self.nodes, seen.reservations, config, seen.facts, now_s, seen.tiers)
-        return replace(found, snapshot=replace(found.snapshot, mean_duration_s=self.mean_s))
-
-
 class RecentView:
     """Jobs and nodes as far as is known at this moment."""
 
     def __init__(self) -> None:
-        self._seen: TickFacts | None = None
-        self._mean_s: Mapping[int, float] = {}
+        self.facts: QueueFacts | None = None
+        """What the last tick read besides jobs and nodes; None before the first."""
         self._nodes: dict[str, Node] = {}
         self._jobs: dict[str, Job] = {}
         self._keys: dict[int, str] = {}
@@ -243,11 +217,10 @@ class RecentView:
         self.taken_s: float | None = None
         """When the last tick had looked (monotonic clock)."""
 
-    def take(self, view: View, seen: TickFacts, asked_s: float) -> None:
+    def take(self, view: View, facts: QueueFacts, asked_s: float) -> None:
         """Take over what a tick has just seen. What was heard or done since it asked Slurm still holds."""
         heads = {job.key for job in view.snapshot.pending[:HEADS]}
-        self._seen = seen
-        self._mean_s = view.snapshot.mean_duration_s
+        self.facts = replace(facts, mean_duration_s=view.snapshot.mean_duration_s)
         self._nodes = dict(view.nodes)
         self._jobs = {
             key: job
@@ -303,10 +276,8 @@ class RecentView:
     @property
     def rules(self) -> PreemptionRules:
         """Who may preempt whom, as the last tick knew it."""
-        return self._seen.facts.preemption if self._seen else PreemptionRules()
+        return self.facts.preemption if self.facts else PreemptionRules()
 
-    def facts(self) -> RecentFacts | None:
-        """All of it as a value; None before the first tick."""
-        if self._seen is None:
-            return None
-        return RecentFacts(list(self._jobs.values()), list(self._nodes.values()), self._seen, self._mean_s)
+    @property
+    def jobs(self) -> list[Job]:
+        return list(self._jobs.values())

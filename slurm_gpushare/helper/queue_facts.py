@@ -49,7 +49,7 @@ class SharingCost:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """Everything besides Slurm that the snapshot needs."""
+    """Everything besides jobs and nodes that the snapshot needs."""
 
     workloads: Mapping[str, Mapping[str, TokenFacts]] = field(default_factory=dict)
     """By GPU model, as the cards call themselves, and then by token."""
@@ -78,6 +78,11 @@ class QueueFacts:
     """MaxTime of partitions that have one."""
     preemption: PreemptionRules = field(default_factory=PreemptionRules)
     limits: SiteLimits = field(default_factory=SiteLimits)
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    """Each partition's PriorityTier: Slurm looks at it before the priority."""
+    reservations: Sequence[Reservation] = ()
+    mean_duration_s: Mapping[int, float] = field(default_factory=dict)
+    """Of jobs, by width."""
 
     def on(self, model: str, token: str | None) -> TokenFacts:
         """What is known of a token on a GPU model."""
@@ -191,7 +196,7 @@ class SiteCache:
         self._slurm = slurm
         self._partitions: list[Partition] = []
         self._partitions_at_s = float("-inf")
-        self.reservations: list[Reservation] = []
+        self._reservations: list[Reservation] = []
         self._reservations_at_s = float("-inf")
         self._qos: list[Qos] = []
         self.limits = SiteLimits()
@@ -203,7 +208,7 @@ class SiteCache:
     async def refresh(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> None:
         """Ask for what is old; at once for reservations when a node or a job is seen in an unknown one."""
         if self._wants_reservations(nodes, jobs, now_s):
-            self.reservations = await Work(self._slurm.reservations)
+            self._reservations = await Work(self._slurm.reservations)
             self._reservations_at_s = now_s
         elif now_s - self._partitions_at_s >= PARTITIONS_FOR_S:
             self._partitions = await Work(self._slurm.partitions)
@@ -214,18 +219,13 @@ class SiteCache:
                 self._qos, self.limits = await Work(self._accounted, self.slurm_conf)
 
     def _wants_reservations(self, nodes: Collection[Node], jobs: Collection[Job], now_s: float) -> bool:
-        known = {name for reservation in self.reservations for name in reservation.nodes}
-        names = {reservation.name for reservation in self.reservations}
+        known = {name for reservation in self._reservations for name in reservation.nodes}
+        names = {reservation.name for reservation in self._reservations}
         unknown = any(node.reserved and node.name not in known for node in nodes) or any(
             job.reservation and job.reservation not in names for job in jobs
         )
         age_s = now_s - self._reservations_at_s
         return age_s >= RESERVATIONS_FOR_S or (unknown and age_s >= 5.0)
-
-    @property
-    def tiers(self) -> Mapping[str, int]:
-        """Each partition's PriorityTier."""
-        return {partition.name: int(partition.fields.get("PriorityTier", "1")) for partition in self._partitions}
 
     @property
     def _wants_qos(self) -> bool:
@@ -240,9 +240,14 @@ class SiteCache:
         """Who may preempt whom, as far as it was asked yet."""
         return PreemptionRules.of(self.slurm_conf, self._partitions, self._qos)
 
-    def longest_limit_s(self) -> dict[str, float]:
-        """MaxTime of the partitions that have one, as far as they were asked yet."""
-        return {item.name: float(item.max_time_s) for item in self._partitions if item.max_time_s is not None}
+    def added_to(self, facts: QueueFacts) -> QueueFacts:
+        """The facts with what is known of partitions and reservations."""
+        limits = {item.name: float(item.max_time_s) for item in self._partitions if item.max_time_s is not None}
+        tiers = {item.name: int(item.fields.get("PriorityTier", "1")) for item in self._partitions}
+        return replace(
+            facts, longest_limit_s=limits, tiers=tiers, reservations=self._reservations, limits=self.limits,
+            preemption=self.preemption,
+        )  # fmt: skip
 
     def most_s(self, partitions: Collection[str]) -> float:
         """The longest time limit that these partitions allow, as far as they were asked yet."""

@@ -52,7 +52,6 @@ class State:
         self.somebody_waits = False
         """Whether a job waits that could be given a card."""
         # Who was told what.
-        self.comments = Comments(slurm, store, self.changer)
         self.reasons = WaitReasons()
         self.shadow = ShadowRecord(store)
         self.told: dict[str, str] = {}
@@ -62,6 +61,7 @@ class State:
         self.preemptors = Preemptors()
         self.decisions: list[Decision] = []
         """Those that the store does not have yet."""
+        self.comments = Comments(slurm, store, self.changer, self.decisions)
         self.faults = Faults()
         self.known: Mapping[str, StoredJob] | None = None
         """The jobs with tags that are in the queue, as the store has them, by key; None before the first look."""

@@ -23,7 +23,6 @@ from slurm_gpushare.helper.loop import Work, at_once
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.helper.pairs import PairChanges, follow, pairs_now, past_spans
-from slurm_gpushare.helper.placements import TickFacts
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.helper.promises import let_go_in_slurm, tell_nodes
@@ -183,27 +182,22 @@ class Helper:
         avoid = self.state.placements.avoid([node.name for node in nodes], now_s)
         facts = self.state.store_facts.read(jobs, self.state.pairs.sharing(), avoid, now_s, self.config.gpu_models)
         await self.state.site.refresh(nodes, jobs, now_s)
-        reservations, tiers = self.state.site.reservations, self.state.site.tiers
-        preemption = replace(self.state.site.preemption, hopeless=self.state.preemptors.hopeless)
-        site = self.state.site
-        facts = replace(facts, longest_limit_s=site.longest_limit_s(), preemption=preemption, limits=site.limits)
-        seen = TickFacts(reservations, facts, tiers)
-        view = await Work(observe, jobs, nodes, seen.reservations, self.config, seen.facts, now_s, seen.tiers)
+        facts = self.state.site.added_to(facts)
+        preemption = replace(facts.preemption, hopeless=self.state.preemptors.hopeless)
+        facts = replace(facts, preemption=preemption)
+        view = await Work(observe, jobs, nodes, self.config, facts, now_s)
         mean_s = self.state.durations.mean_s(view.snapshot)
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
         view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s))
-        self.recent.take(view, seen, self._changer.asked_s)
+        self.recent.take(view, facts, self._changer.asked_s)
         self.state.contest.settle(view.jobs, view.cards, self._changer.asked_s)
         return view
 
     async def _follow_comments(self, view: View, report: TickReport) -> None:
         if not self.places_nobody:
-            async for decision in self.state.comments.restore_tags(view, self.state.known or {}, report.outcomes):
-                self.state.decisions.append(decision)
-            async for decision in self.state.comments.follow(view, self.config, report.outcomes):
-                self.state.decisions.append(decision)  # one by one: Slurm may fail before the next
-        async for decision in self.state.comments.let_go(view, report.outcomes):
-            self.state.decisions.append(decision)
+            await self.state.comments.restore_tags(view, self.state.known or {}, report.outcomes)
+            await self.state.comments.follow(view, self.config, report.outcomes)
+        await self.state.comments.let_go(view, report.outcomes)
 
     async def _follow_pairs(self, view: View, report: TickReport) -> None:
         current = pairs_now(view.cards, self.knowledge, view.now_s, self.state.pairs.pairs, view.gpu_models)

@@ -91,7 +91,7 @@ def view(*jobs: Job, used: str = HALVES) -> View:
         workloads={"V100": {token: TokenFacts(1, 2000, 1000.0, None, 1) for token in (TOKEN_A, TOKEN_B)}},
         card_mem_mib={"n0": 16_000},
     )
-    return observe(jobs, [node(used=used)], [], config, facts, NOW)
+    return observe(jobs, [node(used=used)], config, facts, NOW)
 
 
 def test_the_snapshot_says_who_is_a_gang() -> None:

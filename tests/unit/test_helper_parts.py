@@ -13,7 +13,8 @@ from world import NOW, TOKEN_A, TOKEN_B, FakeSlurm, job, node, running
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.changes import adoptions, only_measured, untagged, withdrawals
-from slurm_gpushare.helper.daemon import Lock, rest_s
+from slurm_gpushare.helper.daemon import rest_s
+from slurm_gpushare.helper.lock import Lock
 from slurm_gpushare.helper.observe import expectation, observe
 from slurm_gpushare.helper.occupancy import occupancy, placeable, startable
 from slurm_gpushare.helper.pairs import Ledger, PairChanges, SpanKeeper, pairs_now, past_spans
@@ -215,7 +216,7 @@ class TestSpansOfAHelperThatRuns:
 def test_a_card_whose_job_has_ended_is_free_unless_its_epilog_hangs(ended_s: int | None, free: bool) -> None:
     ending = running("1", "n0", "gres/gpu:1", state="COMPLETING", end_s=ended_s, cpus=60)
     look = node(used="gpu:v100_0:1(IDX:0)", cpus_alloc=64)
-    view = observe([ending], [look], [], parse_config("Partitions=gpu\nLeaseSeconds=30"), QueueFacts(), NOW)
+    view = observe([ending], [look], parse_config("Partitions=gpu\nLeaseSeconds=30"), QueueFacts(), NOW)
     assert [not gpu.occupants for gpu in view.snapshot.gpus] == [free, True]
     assert view.snapshot.nodes["n0"].cpus_free == (60 if free else 0)
 

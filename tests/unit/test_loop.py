@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
@@ -27,9 +28,14 @@ def loop() -> Iterator[Loop]:
 
 def run(loop: Loop, until: Callable[[], bool], most_s: float = 10.0) -> None:
     end_s = time.monotonic() + most_s
-    while not until():
-        assert time.monotonic() < end_s
-        loop.step(0.05)
+
+    async def watch() -> None:
+        while not until():
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.002)
+
+    assert loop.aio is not None
+    loop.aio.run_until_complete(watch())
 
 
 async def divided(by: int) -> float:
@@ -56,44 +62,54 @@ def test_work_that_hangs_holds_no_other_task_up(loop: Loop) -> None:
     hanging.want()
     going.want()
     run(loop, lambda: len(rounds) >= 20)
-    assert hanging.running
+    assert hanging.doing is not None
     assert threads == {threading.main_thread().name}, "what a task remembers is touched by the loop alone"
     stuck.set()
-    run(loop, lambda: not hanging.running)
+    run(loop, lambda: hanging.doing is None)
 
 
-def test_an_event_is_heard_while_a_task_goes_on_and_on(loop: Loop) -> None:
-    heard: list[float] = []
-
-    async def busy() -> None:
-        for _ in range(200):
-            await Work(time.sleep, 0.001)
-
-    loop.task("busy", busy).want()
+def test_what_goes_wrong_where_an_event_is_heard_is_counted_and_the_next_is_heard(loop: Loop) -> None:
+    heard: list[int] = []
     reader, writer = os.pipe()
-    loop.listen(reader, lambda: heard.append(len(os.read(reader, 10))))
-    os.write(writer, b"abc")
-    run(loop, lambda: bool(heard))
-    loop.forget(reader)
+
+    def hear() -> None:
+        heard.append(len(os.read(reader, 3)))
+        raise KeyError("of an event")
+
+    assert loop.aio is not None
+    loop.aio.add_reader(reader, hear)
+    os.write(writer, b"abcde")
+    run(loop, lambda: len(heard) == 2)
+    loop.aio.remove_reader(reader)
     os.close(reader)
     os.close(writer)
-    assert heard == [3]
+    assert heard == [3, 2]
+    assert loop.faults.counts == {"event": 2}
 
 
-def test_what_was_made_first_goes_first(loop: Loop) -> None:
-    order: list[str] = []
+def test_the_end_waits_for_nobody_who_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(loop_module, "LAST_WORDS_S", 0.1)
+    loop, stuck, said, let_go = Loop(Faults()), threading.Event(), [], []
+    loop.open()
 
-    def task(name: str) -> Callable[[], loop_module.Doing[None]]:
-        async def begin() -> None:
-            order.append(name)
+    async def hang() -> None:
+        try:
+            await Work(stuck.wait, 20)
+        finally:
+            let_go.append(1)
 
-        return begin
+    def fail() -> None:
+        raise GpushareError("the board is gone")
 
-    tasks = [loop.task(name, task(name)) for name in ("answer", "tick", "publish")]
-    for item in reversed(tasks):
-        item.want()
-    run(loop, lambda: len(order) == 3)
-    assert order == ["answer", "tick", "publish"]
+    hanging = loop.task("hang", hang)
+    hanging.want()
+    run(loop, lambda: hanging.doing is not None)
+    begun_s = time.monotonic()
+    loop.close(Work(stuck.wait, 20), Work(said.append, "goodbye"), Work(fail))
+    assert time.monotonic() - begun_s < 10
+    stuck.set()
+    assert (said, let_go) == (["goodbye"], [1])
+    assert "the board is gone" in caplog.text
 
 
 def test_what_fails_is_tried_again_later_each_time_and_news_do_not_shorten_it(

@@ -80,7 +80,7 @@ def test_the_plan_puts_nobody_beside_anybody_there_and_status_says_so(config: Co
     resident = running("1", "n0", "gres/shard:v100_0:1", tag=f"GS1:;t={TOKEN_A}")
     with Store(config.store_url) as store:
         facts = StoreReader(store).read([resident], {}, {}, NOW, ["v100"])
-        view = observe([resident, job("2")], [node("n0", release=NEW)], [], config, facts, NOW)
+        view = observe([resident, job("2")], [node("n0", release=NEW)], config, facts, NOW)
         shares = {gpu.index: not gpu.exclusive_process for gpu in view.snapshot.gpus}
         assert shares == {0: False, 1: True}
         assert all(gpu.usable for gpu in view.snapshot.gpus), "whole jobs have it as ever"

@@ -207,9 +207,9 @@ def test_what_a_plan_wrote_into_slurm_the_next_one_leaves_where_it_is(
     known = {token: TokenFacts(1, 2000, 1000.0, None, 3) for token in (TOKEN_A, TOKEN_B, TOKEN_C)}
     facts = QueueFacts(workloads={"V100": known}, card_mem_mib={item.name: 16_000 for item in nodes})
     config = parse_config("Partitions=gpu\nGpusPerNode=2\n")
-    first = observe(jobs, nodes, [], config, facts, NOW)
+    first = observe(jobs, nodes, config, facts, NOW)
     got = plan(first.snapshot, Flat(rate), SETTINGS)
-    second = observe(written(first, got), nodes, [], config, facts, NOW)
+    second = observe(written(first, got), nodes, config, facts, NOW)
     again = plan(second.snapshot, Flat(rate), SETTINGS)
     placed = {item.key: (item.place.node, item.place.first) for item in got.placements}
     there = {occupant.key: (gpu.node, gpu.index) for gpu in second.snapshot.gpus for occupant in gpu.occupants}
