@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +17,9 @@ from slurm_gpushare.protocol.errors import Exit, GpushareError
 from slurm_gpushare.protocol.settings import POLICIES
 from slurm_gpushare.protocol.settings_in_force import settings_and_fault, settings_in_force
 from slurm_gpushare.slurm.values import check_job_ids
+
+if TYPE_CHECKING:
+    from slurm_gpushare.slurm.commands import Slurm
 
 
 def _log_to_stderr(verbose: bool) -> None:
@@ -76,6 +81,10 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
         return
     wanted = check_job_ids([jobs] if jobs else [])
     slurm = connect(patient=True)
+    if not wanted and (host := _in_charge_elsewhere(slurm)):
+        if not quiet:
+            click.echo(f"the helper on {host} is in charge of all jobs: stop it there, or name some with --jobs")
+        return
     found, now_s = slurm.jobs(wanted), time.time()
     resumed = {Outcome.DONE: "goes on", Outcome.DRY: "would go on"}
     told = [(resumed, "after its pause", applied) for applied in release_paused(slurm, found, _spool_dir(), dry_run)]
@@ -92,6 +101,17 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
         click.echo("no pending job to release, and none that is paused")
     if any(applied.outcome is Outcome.REFUSED for *_, applied in told):
         sys.exit(Exit.FAILURE)
+
+
+def _in_charge_elsewhere(slurm: Slurm) -> str:
+    """The other host whose helper is at work; empty if there is none, or nobody can say."""
+    from slurm_gpushare.helper.lease import in_charge
+
+    try:
+        held = in_charge(settings_in_force(), slurm)
+    except (OSError, GpushareError):
+        return ""
+    return held.host if held is not None and held.host != socket.gethostname() else ""
 
 
 def _spool_dir() -> Path | None:

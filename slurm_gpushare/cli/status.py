@@ -144,7 +144,7 @@ def _notes(live: LiveFigures, hidden: bool) -> Iterator[str]:
     if hiding := sorted({job.card for job in live.jobs.values() if job.blind and job.card and job.beside}):
         yield f"Under MPS and hiding single jobs: {', '.join(hiding)}; {NOT_MEASURABLE}."
     if live.knowledge:
-        yield f"The helper starts from {live.knowledge}."
+        yield f"The helper{f' on {live.host}' if live.host else ''} starts from {live.knowledge}."
 
 
 @click.command()

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.hold import BEAT_S, Answerer, show_jobs
 from slurm_gpushare.helper.housekeeping import AccountedTokens, Housekeeping, job_tokens, make_ingest
+from slurm_gpushare.helper.lease import RENEW_EVERY_S, Lease, stand_by
 from slurm_gpushare.helper.lock import Lock
 from slurm_gpushare.helper.loop import Loop, Work, at_once, retry_s
 from slurm_gpushare.helper.preemption import PATIENCE_S
@@ -72,6 +73,7 @@ class Daemon:
     def __init__(self, config: Config, slurm: Slurm, store: Store, *, policy: str | None = None, dry_run: bool = False):
         self._slurm, self._store, self._dry_run = slurm, store, dry_run
         self._lock: Lock | None = None
+        self._lease: Lease | None = None
         self._tags = job_tokens(slurm, store)
         self._knowledge = SiteKnowledge(store, config.gpu_models, writes=not dry_run)
         partners = self._knowledge.learners[0].partners
@@ -111,6 +113,7 @@ class Daemon:
         self._looks = task("news", self._look_for_news, lambda: LOOK_S)
         self._upkeep = task("store", self._look_after_store, lambda: UPKEEP_S, quiet=True)
         self._guard = task("lock", self._look_at_lock, lambda: LOCK_EVERY_S)
+        self._leases = task("lease", self._renew_lease, lambda: RENEW_EVERY_S)
 
     def _build(self, config: Config, at_start: bool = False) -> tuple[HookFile, Ingest]:
         """All that is made from settings; ConfigError, before any of them counts, if something cannot be made."""
@@ -163,13 +166,13 @@ class Daemon:
         else:
             await self._one_tick()
 
-    def run(self, lock: Lock | None = None) -> bool:
+    def run(self, lock: Lock | None = None, lease: Lease | None = None) -> bool:
         """Tick until SIGTERM or SIGINT; the tick that is under way is finished.
 
-        False if the store's file is another one now: all that was read from the old one must be read anew. Raises
+        False if all must be read anew: the store's file is another one now, or another helper has the `lease`. Raises
         GpushareError if the `lock` is lost: another helper may be at work.
         """
-        self._lock = lock
+        self._lock, self._lease = lock, lease
         aio = self._loop.open()
         for number, heard in ((signal.SIGTERM, self._loop.over.set), (signal.SIGINT, self._loop.over.set),
                               (signal.SIGHUP, self._settings.want),
@@ -177,7 +180,7 @@ class Daemon:
             aio.add_signal_handler(number, heard)
         log.info("start", pid=os.getpid(), backend=self._slurm.name, policy=self._helper.settings.policy,
                  knowledge=self._knowledge.titles, dry_run=self._dry_run or None)  # fmt: skip
-        for first in (self._site, self._records, self._looks, self._upkeep, self._guard):
+        for first in (self._leases, self._site, self._records, self._looks, self._upkeep, self._guard):
             if not self._dry_run or first is self._looks:
                 first.want()
         self._tick.want(0.1)  # after the records that wait
@@ -187,7 +190,7 @@ class Daemon:
             self._loop.close(*self._last_words())
             if self._answerer is not None:
                 self._answerer.pipe.close()
-        if self._reopen:
+        if self._reopen or (lease is not None and not lease.number):
             return False
         if self._lost:
             raise GpushareError("the helper's lock is gone", "Another helper may have it: look for one.")
@@ -201,6 +204,8 @@ class Daemon:
 
     def _last_words(self) -> Iterator[Work[None]]:
         """So that the hook gives no lease that nobody would end, and no node keeps a card or a job for nobody."""
+        if self._lease is not None and not self._lease.number:
+            return  # nodes and hook listen to another one
         if not self._dry_run:
             yield Work(self._helper.let_all_go)
         if self._answerer is not None:
@@ -360,7 +365,12 @@ class Daemon:
 
     async def _tell_nodes(self) -> None:
         """Who must stand still: an order that is not renewed lapses."""
-        await Work(tell_nodes, self._config.spool_dir, self._helper.orders)
+        await Work(self._if_in_charge, tell_nodes, self._config.spool_dir, self._helper.orders)
+
+    def _if_in_charge(self, do: Callable[..., None], *values: object) -> None:
+        """NotInCharge, and nothing is done, if it is not for us to do."""
+        self._slurm.before_change()
+        do(*values)
 
     async def _show_board(self) -> None:
         if self._answerer is not None:
@@ -369,6 +379,11 @@ class Daemon:
     async def _look_at_lock(self) -> None:
         if self._lock is not None and not await Work(self._lock.is_held):
             self._lost = True
+            self._loop.over.set()
+
+    async def _renew_lease(self) -> None:
+        if self._lease is not None and (held := await Work(self._lease.look)) is not None:
+            log.warning("lease", lost=True, holder=held.host or None)
             self._loop.over.set()
 
     # What others are told.
@@ -382,7 +397,7 @@ class Daemon:
         self.faults.counts.clear()
         written = False
         try:
-            await Work(self._write_beat, now_s, dict(counts))
+            await Work(self._if_in_charge, self._write_beat, now_s, dict(counts))
             written = True
         finally:
             if not written:  # told with the next one
@@ -484,8 +499,12 @@ def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy:
     with ExitStack() as stack:
         lock = None if dry_run else stack.enter_context(Lock(config.state_dir))
         collect_seldom()
+        lease: Lease | None = None
         tries, at_start, told_to_stop = 0, True, False
         while not told_to_stop:
+            if not dry_run:
+                lease = stand_by(config, slurm, lease, patient=not once)
+                slurm.before_change = lease.check
             try:
                 store = Store(config.store_url) if dry_run else Store.create(config.store_url)
                 daemon = Daemon(config, slurm, store, policy=policy, dry_run=dry_run)
@@ -504,7 +523,13 @@ def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy:
                     made = "there was none: it is made anew, and every workload is measured again"
                     log.warning("store", path=store.database.where, message=made)
                 if once:
-                    return daemon.once()
-                told_to_stop = daemon.run(lock)
+                    try:
+                        return daemon.once()
+                    finally:
+                        if lease is not None:
+                            lease.give_back()
+                told_to_stop = daemon.run(lock, lease)
                 config = daemon.config
+        if lease is not None:
+            lease.give_back()
         return None

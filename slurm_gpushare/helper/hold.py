@@ -56,15 +56,18 @@ class Board:
         self.directory = hold_dir(spool_dir)
         self._answers = self.directory / "answers"
         self._answered: dict[str, deque[int]] = {}
+        self._made: tuple[int, int] | None = None
+        """Which directory the answers' files were made in."""
 
     def open(self) -> None:
         """Make the directories, so that nobody else can write in them."""
         try:
-            new = not self._answers.is_dir()
             for path in (self.directory, self._answers):
                 make_open_dir(path)
-            if new:
+            about = self._answers.stat()
+            if (made := (about.st_dev, about.st_ino)) != self._made:  # removed and made again, or of another mount
                 self._answered.clear()
+                self._made = made
         except OSError as why:
             raise GpushareError(
                 f"{why.filename}: {why.strerror}", "SpoolDir must belong to SlurmUser; the helper runs as SlurmUser."
@@ -89,6 +92,7 @@ class Board:
 
     def answer(self, node: str, jobs: Iterable[int]) -> None:
         """Tell `node` that the helper has looked at the end of these jobs."""
+        self.open()
         self.expect([node])
         if (answered := self._answered.get(node)) is not None:
             answered.extend(jobs)

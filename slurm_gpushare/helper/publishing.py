@@ -6,6 +6,7 @@ Users have no access to the store. Publishing is a courtesy: when it fails the h
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -119,7 +120,8 @@ class Publisher:
         shown = () if self._private else jobs
         alive_s = max(config.heartbeat_s, 2.0 * config.tick_s)
         sums, stale_s = _sums(jobs, view), alive_s + self._pause_s
-        write_public(config.public_dir, Published(now_s, self._private, sums, shown, knowledge, stale_s))
+        host = socket.gethostname()
+        write_public(config.public_dir, Published(now_s, self._private, sums, shown, knowledge, host, stale_s))
         self._pause_s = min((time.monotonic() - begun) / SHARE_OF_TIME, config.heartbeat_s / 2.0)
         self._next_s = now_s + self._pause_s
 

@@ -61,6 +61,8 @@ class LiveFigures:
     """Card time that nodes have kept such cards for."""
     knowledge: str = ""
     """The knowledge bases that the helper runs on; empty where that is not known."""
+    host: str = ""
+    """Where the helper that is in charge runs; empty where that is not known."""
     off: Mapping[GpuAddress, str] = field(default_factory=dict)
     """Cards that an administrator has taken out of sharing, and why; for those who may read the store."""
 
@@ -209,7 +211,8 @@ class StoreSource(_Remembered):
         except GpushareError as error:
             self.note = f"reasons are not known: {error.what}"
             return figures
-        return replace(figures, jobs={job.key: job for job in published.jobs}, knowledge=published.knowledge)
+        shown = {job.key: job for job in published.jobs}
+        return replace(figures, jobs=shown, knowledge=published.knowledge, host=published.host)
 
     def of_job(self, raw_id: int, key: str, uid: int) -> History:
         store, live = self.store, self._now().jobs.get(key)

@@ -147,6 +147,27 @@ def hook_file(config: Config) -> Iterator[Finding]:
         yield passed(f"the helper was alive {max(age_s, 0):.0f} s ago")
 
 
+@check("lease")
+def lease(config: Config) -> Iterator[Finding]:
+    """Which helper of the Slurm cluster is in charge. That none is the heartbeat's check says."""
+    from slurm_gpushare.helper.lease import controllers, in_charge
+    from slurm_gpushare.slurm.commands import connect
+
+    slurm = connect(config.backend)
+    try:
+        held, hosts = in_charge(config, slurm), controllers(slurm.config())
+    except (OSError, GpushareError) as why:
+        yield warned(f"nobody can say which helper is in charge: {why}", "Run this as SlurmUser on a controller.")
+        return
+    if held is not None:
+        yield passed(f"the helper on {held.host} is in charge: number {held.number}, renewed {held.age_s:.0f} s ago")
+    if len(hosts) > 1 and config.store_file is not None:
+        yield warned(
+            f"controllers are {', '.join(hosts)}, and the store is a file: after a failover another one is used",
+            "Use MariaDB: StoreUrl=mysql+pymysql://..., 'gpushare db backup' and 'restore' move what there is.",
+        )
+
+
 @check("spool")
 def spool(config: Config) -> Iterator[Finding]:
     """Nodes can leave records, and they are taken in."""
@@ -282,7 +303,7 @@ def mps_unit(config: Config) -> Iterator[Finding]:
 
 
 LOCAL_CHECKS: tuple[Check, ...] = (
-    policy, store, password, readable, hook_file, spool, munge, nvml, mps_unit, hold_board, outsiders,
+    policy, store, password, readable, hook_file, lease, spool, munge, nvml, mps_unit, hold_board, outsiders,
 )  # fmt: skip
-CONTROLLER_CHECKS: tuple[Check, ...] = (store, hook_file)
+CONTROLLER_CHECKS: tuple[Check, ...] = (store, hook_file, lease)
 """Those of what only the helper and slurmctld read."""

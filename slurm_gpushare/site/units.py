@@ -36,12 +36,14 @@ class UnitSite:
     config: Config = DEFAULTS
     etc: Path = DEFAULT_PATH.parent
     """Where slurm.conf and gpushare.conf are."""
+    slurmctld: Path | None = None
+    """StateSaveLocation, where the helpers' lease lies."""
     slurm_bin: Path | None = None
     """Where Slurm's commands are; None: where everybody finds them."""
 
     @property
     def state(self) -> list[Path]:
-        return [self.config.state_dir]
+        return [self.config.state_dir, *filter(None, [self.slurmctld])]
 
     @property
     def store(self) -> list[Path]:
@@ -120,7 +122,8 @@ def settings_of_places(text: str) -> Config:
 def unit_site(facts: SiteSetup, command: Path, settings: str, scontrol: str | None) -> UnitSite:
     """The site, from what Slurm says, the text of its gpushare.conf and the path of scontrol."""
     user, slurm_bin = slurm_user(facts.config).name, Path(scontrol).parent if scontrol else None
-    return UnitSite(command, user, settings_of_places(settings), facts.etc, slurm_bin)
+    saved = Path(facts.config["StateSaveLocation"]) if "StateSaveLocation" in facts.config else None
+    return UnitSite(command, user, settings_of_places(settings), facts.etc, saved, slurm_bin)
 
 
 FOLDERS = tuple(Path(top, "systemd/system") for top in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))

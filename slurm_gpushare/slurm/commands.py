@@ -44,6 +44,8 @@ class Slurm:
         self, run: Callable[..., str] = runner.run, session: ScontrolSession | None = None, *, patient: bool = False
     ) -> None:
         self._run = run
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before each change but one that lets a job go on; what it raises keeps the change from being made."""
         self._patient = patient
         self._session = session
         self._calls = 0
@@ -156,6 +158,10 @@ class Slurm:
         """``scontrol show config``."""
         return nodes.parse_config(self._ask(["scontrol", "show", "config"]))
 
+    def ping(self) -> str:
+        """``scontrol ping``: which controllers are up. An error where none is."""
+        return self._ask(["scontrol", "ping"])
+
     def partitions(self) -> list[Partition]:
         return nodes.parse_partitions(self._ask(["scontrol", "--all", "--oneliner", "show", "partition"]))
 
@@ -178,6 +184,7 @@ class Slurm:
 
     def update_job(self, key: str, changes: Mapping[str, str]) -> None:
         """Change a job in one call. `JobMovedOn` if it started or ended meanwhile, `UpdateRefused` otherwise."""
+        self.before_change()
         # One argument a change: scontrol takes a value's spaces as they are.
         words = ["update", f"JobId={key}", *(f"{name}={value}" for name, value in changes.items())]
         if self._session is not None and self._session.took(words):
@@ -211,6 +218,7 @@ class Slurm:
 
     def requeue(self, key: str) -> None:
         """Put a running job back into the queue."""
+        self.before_change()
         self._ask(["scontrol", "requeue", key])
 
 

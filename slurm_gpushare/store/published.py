@@ -71,6 +71,8 @@ class Published:
     jobs: tuple[PublicJob, ...] = ()
     knowledge: str = ""
     """The knowledge bases that the helper runs on, by GPU model."""
+    host: str = ""
+    """Where the helper that is in charge runs; an older release did not say."""
     stale_s: float = 180.0
     """From this age on it says nothing of now: a helper that lives would have published again. An older release did
     not say when that is."""
@@ -120,6 +122,7 @@ def write_public(directory: Path, published: Published) -> None:
         "sums": dict(published.sums),
         "jobs": [_present(job) for job in published.jobs],
         "knowledge": published.knowledge,
+        "host": published.host,
     }
     _replace(directory / PUBLIC, json.dumps(body, separators=(",", ":"), allow_nan=False))
 
@@ -130,8 +133,9 @@ def read_public(directory: Path) -> Published:
     try:
         jobs = tuple(PublicJob(**_known(PublicJob, item)) for item in body["jobs"])
         told = Published(
-            float(body["at_s"]), bool(body["private"]), dict(body["sums"]), jobs, str(body.get("knowledge", ""))
-        )
+            float(body["at_s"]), bool(body["private"]), dict(body["sums"]), jobs, str(body.get("knowledge", "")),
+            str(body.get("host", "")),
+        )  # fmt: skip
         return replace(told, stale_s=float(body["stale_s"])) if "stale_s" in body else told
     except (KeyError, TypeError, ValueError) as why:
         raise NotPublished(f"{directory / PUBLIC}: not readable: {type(why).__name__}") from why

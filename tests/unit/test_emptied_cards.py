@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from world import TOKEN_A, TOKEN_B, FakeSlurm, job, node, running
 
 from slurm_gpushare.helper import act
-from slurm_gpushare.helper.hold import Answerer, EndedJob
+from slurm_gpushare.helper.hold import Answerer, Board, EndedJob
 from slurm_gpushare.helper.loop import at_once
 from slurm_gpushare.helper.occupancy import CardShare, CardUse, GpuAddress, placed_card
 from slurm_gpushare.helper.placements import Contest
@@ -225,3 +226,15 @@ def test_a_flood_of_leases_does_not_hold_a_tick_up(tmp_path: Path, monkeypatch: 
     assert len(ended) == 10
     monkeypatch.setattr(act, "MANY_S", -1.0)
     assert Scene(tmp_path / "none", jobs).slurm.written == []
+
+
+def test_a_board_that_somebody_removed_and_made_again_is_written_anew(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.show(1, 2, ["n0"], [])
+    for again in (lambda: None, lambda: Board(tmp_path).open()):
+        shutil.rmtree(board.directory)
+        again()
+        board.answer("n0", [7])
+        assert (board.directory / "answers" / "n0").read_text().split()[-1] == "7"
+        board.show(3, 4, ["n0", "n1"], [])
+        assert (board.directory / "answers" / "n1").exists()

@@ -123,5 +123,5 @@ def test_doctor_on_a_compute_node_asks_for_nothing_that_only_the_controller_has(
     for controller in (True, False):
         monkeypatch.setattr(doctor, "collect", lambda _, here=controller: replace(site, is_controller=here))
         checks[controller] = {finding.check for finding in doctor.examine()}
-    assert checks[True] - checks[False] == {"store", "hook-file", "helper-directory"}
+    assert checks[True] - checks[False] == {"store", "hook-file", "lease", "helper-directory"}
     assert checks[False] - checks[True] == {"machine"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import signal
 import subprocess
 from functools import partial
 
+from gpushare_lab.chaos import helper_faults
 from gpushare_lab.chaos.fault import Fault, Pause
 from gpushare_lab.chaos.node_faults import samplers_die, scripts_die
 from gpushare_lab.chaos.site import ChaosSite
@@ -47,45 +46,12 @@ def _calm(site: ChaosSite, pause: Pause) -> None:
     pause(30)
 
 
-def _kill_helper(times: int, site: ChaosSite, pause: Pause) -> None:
-    dice = random.Random(times)
-    for _ in range(times):
-        pause(dice.uniform(0.2, 4.0))
-        site.kill_helper()
-
-
-def _stop_and_continue(site: ChaosSite, pause: Pause) -> None:
-    site.signal_helper(signal.SIGSTOP)
-    pause(2.0 * site.config.heartbeat_s)
-    site.signal_helper(signal.SIGCONT)
-
-
-def _two_helpers(site: ChaosSite, pause: Pause) -> None:
-    others = [site.spawn_helper() for _ in range(2)]
-    pause(8)
-    for other in others:
-        if other.wait(60) == 0:
-            raise AssertionError("a second helper ran")
-
-
-def _helper_away(site: ChaosSite, pause: Pause) -> None:
-    site.stop_helper()
-    pause(2.0 * site.config.heartbeat_s)
-    site.start_helper()
-
-
 def _no_room(site: ChaosSite, pause: Pause) -> None:
     """The helper cannot make any file larger than it is: every write of the store fails half-way."""
     pid = str(site.helper_pid() or 0)
     for limit, seconds in (("20000", 15), ("unlimited", 2)):
         subprocess.run(["prlimit", "--pid", pid, f"--fsize={limit}:unlimited"], check=False, capture_output=True)
         pause(seconds)
-
-
-def _clock_jumps(site: ChaosSite, pause: Pause) -> None:
-    for seconds in (7200, -7200, 0):
-        site.skew.write_text(f"{seconds}\n")
-        pause(8)
 
 
 def _nvml(line: str, site: ChaosSite, pause: Pause) -> None:
@@ -137,13 +103,19 @@ def soak(minutes: float) -> Fault:
 
 FAULTS = (
     Fault("nothing", "calm", _calm, short=True),
-    Fault("kill -9 of the helper 5 times", "helper", partial(_kill_helper, 5), short=True),
-    Fault("kill -9 of the helper 50 times", "helper", partial(_kill_helper, 50)),
-    Fault("helper stands still for twice its heartbeat", "helper", _stop_and_continue, short=True),
-    Fault("two more helpers", "helper", _two_helpers),
-    Fault("helper stopped for twice its heartbeat", "helper", _helper_away),
+    Fault("kill -9 of the helper 5 times", "helper", partial(helper_faults.killed, 5), short=True),
+    Fault("kill -9 of the helper 50 times", "helper", partial(helper_faults.killed, 50)),
+    Fault("helper stands still for twice its heartbeat", "helper", helper_faults.stop_and_continue, short=True),
+    Fault("two more helpers", "helper", helper_faults.two_helpers),
+    Fault("helper stopped for twice its heartbeat", "helper", helper_faults.away),
     Fault("no room to write for the helper", "helper", _no_room),
-    Fault("clock jumps by two hours both ways", "helper", _clock_jumps),
+    Fault("clock jumps by two hours both ways", "helper", helper_faults.clock_jumps),
+    Fault("no process more for the helper", "helper", partial(helper_faults.limited, "nproc=1", 10)),
+    Fault("no file more for the helper", "helper", helper_faults.no_files),
+    Fault("SpoolDir/hold removed", "helper", helper_faults.hold_removed),
+    Fault("SpoolDir/hold read-only", "helper", partial(helper_faults.hold_mounted, "ro")),
+    Fault("SpoolDir/hold full", "helper", partial(helper_faults.hold_mounted, "size=8k")),
+    Fault("lease's holder stands still for a minute", "helper", helper_faults.holder_stopped),
     Fault("slurmctld restarts", "slurm", partial(restart, "slurmctld"), short=True),
     Fault("slurmctld restarts while jobs share", "slurm", partial(with_sharers, partial(restart, "slurmctld"))),
     Fault("kill -9 of slurmctld 3 times", "slurm", partial(crash_often, "slurmctld", 3.0)),
@@ -155,6 +127,7 @@ FAULTS = (
     Fault("node down with jobs that share", "slurm", node_down, kills=True),
     Fault("node drained", "slurm", drain),
     Fault("node reboots", "slurm", reboot, kills=True),
+    Fault("slurmctld fails over to a backup and back", "slurm", helper_faults.failover),
     Fault("slurmdbd and MariaDB away", "slurm", accounting_away),
     Fault("store locked for 30 s", "store", locked),
     Fault("store's disk full in the middle of a transaction", "store", full_disk),
@@ -167,6 +140,8 @@ FAULTS = (
     Fault("hook.sqlite garbage", "store", partial(hook_file, "garbage")),
     Fault("gpushare.conf broken", "settings", partial(settings, "broken"), short=True),
     Fault("gpushare.conf away", "settings", partial(settings, "away")),
+    Fault("NodeUsers names nobody", "settings", helper_faults.unknown_node_user),
+    Fault("gpushare.conf touched while slurmctld is away", "settings", helper_faults.touched_while_slurm_is_away),
     Fault("NVML hangs", "telemetry", partial(_nvml, "* hang 5")),
     Fault("GPU lost", "telemetry", partial(_nvml, "* 15"), short=True),
     Fault("kill -9 of samplers", "telemetry", samplers_die),
@@ -179,6 +154,8 @@ FAULTS = (
     Fault("Slurm's commands take 30 s", "commands", partial(_commands, "slow", 40)),
     Fault("a queue of 50000 jobs", "commands", _long_queue),
     # Last: what the helper learns then lets it share less.
+    Fault("a reload every 5 s while a job is paused", "settings", partial(helper_faults.reloads, 30.0),
+          kinds=PAUSED_SOON),
     Fault("slurmctld restarts while a job is paused", "slurm",
           partial(with_a_paused_job, partial(restart, "slurmctld")), kinds=PAUSED_SOON),
     Fault("kill -9 of slurmctld while a job is paused", "slurm",

@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from gpushare_lab.emulator.library import compile_c
+from gpushare_lab.testbed.configuration import with_keys
 from gpushare_lab.testbed.daemons import last_lines
 from gpushare_lab.testbed.processes import marked_pids, recorded_pid, wait_until
 from gpushare_lab.testbed.testbed import Testbed
+from slurm_gpushare.helper.lease import Held, in_charge
 from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm import runner
@@ -87,10 +90,14 @@ class ChaosSite:
         if self.sharing:
             self._helper = self.spawn_helper()
 
-    def spawn_helper(self) -> subprocess.Popen[bytes]:
+    def spawn_helper(self, *, own_state: str = "", before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """A helper; `own_state` names a StateDir of its own, and `before` is put before its command."""
         argv, env = self.testbed.command(
             [sys.executable, "-m", "slurm_gpushare", "backfill"], user=self.testbed.slurm_user
         )
+        argv = [*before, *argv]
+        if own_state:
+            env |= self._settings_of(own_state)
         extra = {
             "PATH": f"{self._bin}:{env['PATH']}",
             "LD_PRELOAD": str(self._skew_library),
@@ -98,6 +105,19 @@ class ChaosSite:
         }
         with self.log.open("ab") as log:
             return subprocess.Popen(argv, env=env | extra, stdout=log, stderr=log, cwd="/")
+
+    def _settings_of(self, name: str) -> dict[str, str]:
+        """What leads a helper to settings that differ in StateDir alone."""
+        state = self.config.state_dir.with_name(name)
+        self.shell(f"mkdir -p {state}; chown --reference={self.config.state_dir} {state}")
+        conf = self.testbed.layout.gpushare_conf
+        own = conf.with_name(f"gpushare.{name}.conf")
+        own.write_text(with_keys(conf.read_text(), {"StateDir": str(state)}))
+        return {"GPUSHARE_CONF": str(own), "GPUSHARE_LAST_GOOD": str(state / "good")}
+
+    def in_charge(self) -> Held | None:
+        """Which helper holds the lease."""
+        return in_charge(self.config, self.slurm)
 
     def helper_pid(self) -> int | None:
         """The helper's own process id, which it writes into its lock."""
