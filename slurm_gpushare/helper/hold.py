@@ -56,18 +56,15 @@ class Board:
         self.directory = hold_dir(spool_dir)
         self._answers = self.directory / "answers"
         self._answered: dict[str, deque[int]] = {}
-        self._made: tuple[int, int] | None = None
-        """Which directory the answers' files were made in."""
 
     def open(self) -> None:
         """Make the directories, so that nobody else can write in them."""
         try:
             for path in (self.directory, self._answers):
                 make_open_dir(path)
-            about = self._answers.stat()
-            if (made := (about.st_dev, about.st_ino)) != self._made:  # removed and made again, or of another mount
+            known = next(iter(self._answered), None)
+            if known is not None and not (self._answers / known).exists():  # all were removed, or of another mount
                 self._answered.clear()
-                self._made = made
         except OSError as why:
             raise GpushareError(
                 f"{why.filename}: {why.strerror}", "SpoolDir must belong to SlurmUser; the helper runs as SlurmUser."

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from slurm_gpushare.helper import log
+from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.occupancy import CardUse, GpuAddress, token_of
 from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
@@ -279,7 +280,7 @@ class SpanKeeper:
         self._ended: dict[PairKey, float] = {}
         """When each pair was first seen to be over."""
 
-    def keep(self, changes: PairChanges, now_s: float) -> None:
+    async def keep(self, changes: PairChanges, now_s: float) -> None:
         """Write what has changed, after earlier changes whose writing failed."""
         self._begun.update((pair.key, pair) for pair in changes.begun)
         self._paused_s.update(changes.paused_s)
@@ -297,7 +298,7 @@ class SpanKeeper:
         if self._ended:
             over = [span for span in open_spans if span.start_s <= self._noticed_s(span)]
             noticed_s = {span.id: self._noticed_s(span) for span in over}
-            self._store.sharing.end(_ends(over, self._slurm, noticed_s, now_s))
+            self._store.sharing.end(await Work(_ends, over, self._slurm, noticed_s, now_s))
             self._ended.clear()
 
     def _noticed_s(self, span: Span) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_gpushare.helper import explain, log
+from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.occupancy import token_of
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ACTIVITY_MEAN, SeenPair, Tally
 from slurm_gpushare.helper.pairs import Pair, PairKey
@@ -291,6 +292,10 @@ NEAR_FULL = 0.9
 _FAILED = frozenset({"FAILED", "OUT_OF_MEMORY"})
 
 
+REMEMBERED = 10_000
+"""Jobs of which it is remembered that they have outgrown their profiles: the latest."""
+
+
 class MemoryWatch:
     """Compares what jobs hold of a card with what their profiles said."""
 
@@ -309,6 +314,8 @@ class MemoryWatch:
         decisions: list[Decision] = []
         must_go: list[tuple[Job, Job, str]] = []
         used = {job.raw_id: _used_mib(records.get(job.raw_id)) for job in (pair.resident, pair.guest)}
+        while len(self._told) > REMEMBERED:
+            self._told.discard(min(self._told))
         total = max((record.features.mem_total_mib or 0.0 for record in records.values()), default=0.0)
         usable = 1.0 - config.memory_headroom_pct / 100.0
         for job, other in pair.sides:
@@ -325,14 +332,14 @@ class MemoryWatch:
                 must_go.append((job, other, why))
         return decisions, must_go
 
-    def ended(self, over: Iterable[tuple[Pair, SeenPair]], now_s: float) -> list[Decision]:
+    async def ended(self, over: Iterable[tuple[Pair, SeenPair]], now_s: float) -> list[Decision]:
         """Raise the memory estimate of a job that failed while the two filled the card."""
         full = [(pair, seen) for pair, seen in over if _filled(pair, seen)]
         if not full:
             return []
         keys = sorted({job.key for pair, _ in full for job in (pair.resident, pair.guest)})
         try:
-            states = {job.key: job.state for job in self._slurm.jobs(keys)}
+            states = {job.key: job.state for job in await Work(self._slurm.jobs, keys)}
         except SlurmError as error:
             log.info("ended-jobs", message=error.what)
             return []

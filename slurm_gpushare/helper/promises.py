@@ -211,6 +211,7 @@ class Pauses:
             if record.job_id in jobs and record.end_s >= self._records.get(record.job_id, (0.0, 0.0, 0))[0]:
                 self._records[record.job_id] = record.end_s, record.stopped_s, record.woken
         self._ended_s = {job: at_s for job, at_s in self._ended_s.items() if job in jobs}
+        self._why_ended = {job: why for job, why in self._why_ended.items() if job in jobs}
         for raw_id in list(self._now):
             if raw_id not in jobs or jobs[raw_id].state == "COMPLETING":
                 del self._now[raw_id]  # it is ending: nobody is stopped then

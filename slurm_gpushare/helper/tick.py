@@ -207,11 +207,13 @@ class Helper:
             log.noted("pair", gpu=pair.card, resident=pair.resident.key, guest=pair.guest.key)
         if self.dry_run:
             return
-        self.state.spans.keep(changes, view.now_s)
         state, jobs, records = self.state, view.jobs.values(), self.state.store_facts.records
         headroom_pct = self.config.memory_headroom_pct
-        state.decisions += state.conduct.look(jobs, records, changes.now, view.now_s, headroom_pct)
-        state.decisions += state.conduct.ended(view.now_s, headroom_pct)
+        with self.faults.contained("spans", *NOBODY_ANSWERS):
+            await state.spans.keep(changes, view.now_s)
+        with self.faults.contained("profiles", *NOBODY_ANSWERS):
+            state.decisions += state.conduct.look(jobs, records, changes.now, view.now_s, headroom_pct)
+            state.decisions += state.conduct.ended(view.now_s, headroom_pct)
         await self._keep_promises(changes, view, report)
         if self.config.extend_time_limit:
             await self._extend(view, report)
@@ -225,7 +227,7 @@ class Helper:
             marked = [job for job in running.values() if job.paused]
             await Work(let_go_in_slurm, self._slurm, marked)
             pauses.start({node for job in marked for node in job.nodes})
-        todo = state.watch.look(changes, view, self.config)
+        todo = await state.watch.look(changes, view, self.config)
         state.decisions += todo.decisions
         await self._changer.read_again(mark.job.key for mark in todo.marks)
         for mark in todo.marks:

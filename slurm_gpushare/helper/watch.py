@@ -84,11 +84,13 @@ class Watch:
         self._entered: set[tuple[int, int]] = set()
         self._told: set[tuple[int, int, int]] = set()
 
-    def look(self, changes: PairChanges, view: View, config: Config) -> ToDo:
+    async def look(self, changes: PairChanges, view: View, config: Config) -> ToDo:
         """Compare, judge, learn; what is to be done about jobs. Store: reads profiles, writes what was measured."""
         now_s, pairs, todo = view.now_s, list(changes.now.values()), ToDo()
         ids = {pair.guest.raw_id for pair in pairs}
         running = {job.raw_id: job for job in view.jobs.values() if job.running}
+        self._entered = {entered for entered in self._entered if entered[0] in running}
+        self._told = {told for told in self._told if told[2] in running}
         for raw_id in self.pauses.jobs - ids:
             self.pauses.end(raw_id, "its neighbour has gone", now_s)
         for job in self.pauses.look(running, now_s):
@@ -111,7 +113,7 @@ class Watch:
             todo.requeues += [(job, other, why) for job, other, why in needs if _may_requeue(job, config)]
             self._keep(status, now, todo)
         self._measured.learn(pairs, now_s)
-        todo.decisions += self._memory.ended(self._measured.finish(changes.ended, now_s), now_s)
+        todo.decisions += await self._memory.ended(self._measured.finish(changes.ended, now_s), now_s)
         todo.marks += self.pauses.marks(running.values(), now_s)
         return todo
 

@@ -15,6 +15,7 @@ from slurm_gpushare.helper import log
 from slurm_gpushare.helper.changes import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.helper.daemon import rest_s
 from slurm_gpushare.helper.lock import Lock
+from slurm_gpushare.helper.loop import at_once
 from slurm_gpushare.helper.observe import expectation, observe
 from slurm_gpushare.helper.occupancy import occupancy, placeable, startable
 from slurm_gpushare.helper.pairs import Ledger, PairChanges, SpanKeeper, pairs_now, past_spans
@@ -108,9 +109,9 @@ class TestLedger:
             keeper = SpanKeeper(store, where_ended({}))
             for at_s, jobs in ((0, [first, second]), (100, [first, second]), (160, still), (400, still)):
                 cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
-                keeper.keep(ledger.follow(pairs_now(cards, Half(), NOW + at_s), jobs, NOW + at_s), NOW + at_s)
+                at_once(keeper.keep(ledger.follow(pairs_now(cards, Half(), NOW + at_s), jobs, NOW + at_s), NOW + at_s))
             assert [span.paused_s for span in store.sharing.open()] == [300]
-            keeper.keep(ledger.follow({}, [first], NOW + 410), NOW + 410)
+            at_once(keeper.keep(ledger.follow({}, [first], NOW + 410), NOW + 410))
             (span,) = store.sharing.of_job(1)
             assert (span.paused_s, span.end_s) == (300, NOW + 410)
 
@@ -194,8 +195,8 @@ class TestSpansOfAHelperThatRuns:
     def test_a_span_ends_when_its_job_did_and_not_when_that_was_seen(self, store: Store) -> None:
         begun, ended = self.turns()
         keeper = SpanKeeper(store, where_ended({2: NOW + 12}))
-        keeper.keep(begun, NOW)
-        keeper.keep(ended, NOW + 40)
+        at_once(keeper.keep(begun, NOW))
+        at_once(keeper.keep(ended, NOW + 40))
         assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 12)]
 
     def test_a_write_that_fails_loses_neither_begin_nor_end(
@@ -207,8 +208,8 @@ class TestSpansOfAHelperThatRuns:
             with monkeypatch.context() as broken:
                 broken.setattr(store.sharing, method, Mock(side_effect=StoreError("the disk is full")))
                 with pytest.raises(StoreError):
-                    keeper.keep(turn, NOW + 40)
-        keeper.keep(PairChanges((), (), {}), NOW + 90)
+                    at_once(keeper.keep(turn, NOW + 40))
+        at_once(keeper.keep(PairChanges((), (), {}), NOW + 90))
         assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 40)]
 
 

@@ -12,6 +12,7 @@ from gpushare_lab.job.contention import rate
 from world import NOW, TOKEN_A, TOKEN_B, running
 
 from slurm_gpushare.helper.learner import elapsed_observations
+from slurm_gpushare.helper.loop import at_once
 from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.pair_speeds import Beside, MeasuredRate, Tally, is_believed, lessons, seen_rate
@@ -107,18 +108,19 @@ class Scene:
         return View(now_s, jobs, {}, {}, Snapshot(now_s, (), {}, ()))
 
     def look(self, resident: Record, guest: Record) -> list[str]:
-        self.watch.look(
-            PairChanges((self.pair,), (), {self.pair.key: self.pair}), self.view(), self.config
+        at_once(
+            self.watch.look(PairChanges((self.pair,), (), {self.pair.key: self.pair}), self.view(), self.config)
         )  # nothing to compare yet
         self.records = {1: resident, 2: guest}
         return self.again()
 
     def again(self) -> list[str]:
-        todo = self.watch.look(PairChanges((), (), {self.pair.key: self.pair}), self.view(), self.config)
-        return self.told(todo)
+        look = self.watch.look(PairChanges((), (), {self.pair.key: self.pair}), self.view(), self.config)
+        return self.told(at_once(look))
 
     def end(self) -> list[str]:
-        return self.told(self.watch.look(PairChanges((), (self.pair,), {}), self.view(NOW + 60), self.config))
+        look = self.watch.look(PairChanges((), (self.pair,), {}), self.view(NOW + 60), self.config)
+        return self.told(at_once(look))
 
     def told(self, todo: ToDo) -> list[str]:
         """What was decided, and what is to be done about jobs."""
@@ -154,7 +156,9 @@ def test_a_pairing_is_learned_from_at_its_first_verdict_and_in_full_after_two_mi
     scene.look(record(1, 80.0, 72.0), record(2, 50.0, 40.0))
     assert [seen.weight for seen in scene.store.observations.after(0)] == [0.5, 0.5]
     for _ in range(2):
-        scene.watch.look(PairChanges((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 100), scene.config)
+        at_once(
+            scene.watch.look(PairChanges((), (), {scene.pair.key: scene.pair}), scene.view(NOW + 100), scene.config)
+        )
     scene.end()
     assert [seen.weight for seen in scene.store.observations.after(0)] == [0.5] * 4
 

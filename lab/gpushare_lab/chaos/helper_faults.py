@@ -12,7 +12,7 @@ from functools import partial
 
 from gpushare_lab.chaos.fault import Pause
 from gpushare_lab.chaos.site import ChaosSite
-from gpushare_lab.chaos.slurm_faults import with_a_paused_job
+from gpushare_lab.chaos.slurm_faults import heal_nodes, with_a_paused_job
 from gpushare_lab.testbed.backup_controller import HOST, backup_controller, there
 from slurm_gpushare.protocol.errors import GpushareError
 
@@ -189,10 +189,16 @@ def failover(site: ChaosSite, pause: Pause) -> None:
             pause(8)
             site.testbed.stop("slurmctld")
             _until(lambda: host() == HOST, "the helper of the backup controller did not take over", pause)
-            pause(10)
+            # A backup of 24.11 does not know the shards of nodes that have some in use until it is told to look.
+            site.shell("scontrol reconfigure")
+            pause(5)
+            heal_nodes(site)
+            pause(5)
             site.testbed.restart("slurmctld")
             _until(lambda: host() not in ("", HOST), "the helper of the first did not take over again", pause)
             pause(5)
         finally:
             other.terminate()
             other.wait(60)
+    heal_nodes(site)
+    pause(5)
