@@ -128,6 +128,7 @@ DONE = {
     OPTED_OUT: "taken out of sharing by its owner",
     "slowed": "slowed more than promised: {why}. These two workloads are kept apart for two weeks",
     "outgrown": "{why}",
+    "card-fault": "its card was lost, or has errors that cannot be corrected; nobody joins anybody there",
     "resume-waits": "still paused: {why}",
     "requeued": "requeued: {why}",
     "preempted": "{why}",

@@ -66,7 +66,7 @@ class QueueFacts:
     blind: frozenset[GpuAddress] = frozenset()
     """Those of them that tell nothing of single processes."""
     off: frozenset[GpuAddress] = frozenset()
-    """Cards that an administrator has taken out of sharing."""
+    """Cards that an administrator has taken out of sharing, and those that are lost or report errors."""
     default_card_mem_mib: Mapping[str, int] = field(default_factory=dict)
     """By GPU model, where no node has told yet."""
     never_together: frozenset[tuple[str, str]] = frozenset()
@@ -129,9 +129,13 @@ class StoreReader:
         self._store = store
         self._card_mem_mib: dict[str, int] = {}
         self._latest: dict[GpuAddress, Record] = {}
+        self._unsound: dict[GpuAddress, set[int]] = {}
+        """Cards that are lost or report errors, with the jobs whose records said so."""
         self._outsiders: dict[GpuAddress, str] = {}
         """Cards on which processes of no job were seen, and during which run that was said."""
         self._records_since_s = 0.0
+        self.to_tell: list[int] = []
+        """Jobs whose owners are to hear that their card is not sound."""
         self.records: list[Record] = []
         """The interim records of the last two minutes, one for each running job."""
 
@@ -152,6 +156,7 @@ class StoreReader:
             card = GpuAddress(record.node, record.gpu_index)
             self._latest[card] = record
             self._say_outsiders(card, record)
+            self._note_unsound(card, record)
         self._records_since_s = now_s - 120.0
         return QueueFacts(
             workloads={model: facts_by_token(found) for model, found in profiles.items()},
@@ -163,7 +168,9 @@ class StoreReader:
             ),
             mps={card: record.mps for card, record in self._latest.items() if record.mps},
             blind=frozenset(card for card, record in self._latest.items() if record.blind),
-            off=frozenset(GpuAddress(card.node, card.gpu) for card in self._store.knowledge.off_cards()),
+            off=frozenset(
+                {GpuAddress(card.node, card.gpu) for card in self._store.knowledge.off_cards()} | self._unsound.keys()
+            ),
             # Where a node has not told yet, the smallest card of the model on which any of these jobs was seen.
             default_card_mem_mib={
                 model: min(profile.mem_total_mib for profile in found.values()) for model, found in profiles.items()
@@ -172,6 +179,18 @@ class StoreReader:
             measure_anew=self._store.conduct.to_measure(),
             avoid=avoid,
         )
+
+    def _note_unsound(self, card: GpuAddress, record: Record) -> None:
+        for index in range(card.index, card.index + record.gpus):
+            if not record.unsound:
+                self._unsound.pop(GpuAddress(card.node, index), None)
+                continue
+            known = self._unsound.setdefault(GpuAddress(card.node, index), set())
+            if record.job_id not in known:
+                known.add(record.job_id)
+                self.to_tell.append(record.job_id)
+                message = "it was lost, or has errors that cannot be corrected: nobody joins anybody there"
+                log.warning("card-fault", gpu=f"{card.node}:{index}", job=record.job_id, message=message)
 
     def _say_outsiders(self, card: GpuAddress, record: Record) -> None:
         if record.outsiders and self._outsiders.get(card) != record.run_id:

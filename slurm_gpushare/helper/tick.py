@@ -185,6 +185,8 @@ class Helper:
         facts = self.state.site.added_to(facts)
         preemption = replace(facts.preemption, hopeless=self.state.preemptors.hopeless)
         facts = replace(facts, preemption=preemption)
+        told, self.state.store_facts.to_tell = self.state.store_facts.to_tell, []
+        self.state.decisions += [explain.noted(job, "card-fault", now_s) for job in jobs if job.raw_id in told]
         view = await Work(observe, jobs, nodes, self.config, facts, now_s)
         mean_s = self.state.durations.mean_s(view.snapshot)
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot

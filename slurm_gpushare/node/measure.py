@@ -173,7 +173,7 @@ class RunSoFar:
         self.identity = identity
         self.closed = Closed.OPEN
         self.gpu_model: str | None = None
-        self.one_process = self.blind = False
+        self.one_process = self.blind = self.unsound = False
         self.mps: Mps | None = None
         self.latest: Mapping[str, float] = {}
         self._start_s = start_s
@@ -319,6 +319,7 @@ class RunSoFar:
             one_process=self.one_process,
             mps=self.mps,
             blind=self.blind,
+            unsound=self.unsound,
             gpus=len(self.identity.gpus),
             untold_s=round(self._untold_s, 3),
         )
@@ -412,6 +413,7 @@ class Measurement:
         elapsed, self._last = now - self._last, now
         for run in self.runs.values():
             gpus = run.identity.gpus
+            run.unsound = self._cards.lost or any(samples[gpu][0].unsound for gpu in gpus if gpu in samples)
             if any(gpu not in samples for gpu in gpus):
                 continue
             cards, readings = zip(*(samples[gpu] for gpu in gpus), strict=True)

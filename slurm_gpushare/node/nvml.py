@@ -57,6 +57,10 @@ def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
+XIDS_OF_PROGRAMS = frozenset({8, 13, 31, 32, 43, 45, 68, 69})
+"""Xid errors that a job's own program can cause, after which the card is as good as before (NVIDIA's table of Xids)."""
+
+
 class NvmlCard:
     """A card that is open for reading."""
 
@@ -71,6 +75,11 @@ class NvmlCard:
         name = _ask(pynvml.nvmlDeviceGetName, handle)
         self.model = gpu_model(name.decode() if isinstance(name, bytes) else name or "")
         self.mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle)
+        self.unsound = False
+        """Whether it has had errors that cannot be corrected, since the driver was loaded or while we looked."""
+        self._events = _ask(pynvml.nvmlEventSetCreate)
+        if self._events is not None:
+            _ask(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
         limit = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         self._power_limit_w = limit / 1000 if limit else None
 
@@ -84,6 +93,8 @@ class NvmlCard:
 
         PCIe counters alone hold the caller for 20 ms each on real cards, which is why they can be left out.
         """
+        if everything:
+            self._look_for_errors()
         rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, self.handle)
         memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, self.handle)
         return CardSample(
@@ -94,6 +105,15 @@ class NvmlCard:
             other=self._other() if everything else {},
             processes=self._processes(),
         )
+
+    def _look_for_errors(self) -> None:
+        errors = _ask(
+            pynvml.nvmlDeviceGetTotalEccErrors, self.handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        )  # fmt: skip
+        self.unsound |= bool(errors)
+        while self._events is not None and (event := _ask(pynvml.nvmlEventSetWait_v2, self._events, 0)) is not None:
+            self.unsound |= event.eventData not in XIDS_OF_PROGRAMS
 
     def _other(self) -> dict[str, float]:
         handle = self.handle
@@ -277,6 +297,8 @@ class Cards:
         self._open: dict[int, NvmlCard] = {}
         self._trouble = ""
         self._retry_at = 0.0
+        self.lost = False
+        """Whether a card has fallen off the bus."""
 
     def read(self, *, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:
         """A reading of each card; empty, and said once in the log, while NVML fails or hangs."""
@@ -288,12 +310,13 @@ class Cards:
             self._fail(f"NVML has not answered for {_NVML_LIMIT_S:g} s", retry_s=0.0)
             return {}
         except NvmlError as error:
+            self.lost = getattr(error.__cause__, "value", None) == pynvml.NVML_ERROR_GPU_IS_LOST
             self._open = {}
             self._fail(f"NVML: {error}", retry_s=_NVML_RETRY_S)
             return {}
         if self._trouble:
             self._log("NVML answers again")
-            self._trouble = ""
+            self._trouble, self.lost = "", False
         return samples
 
     def _read(self, everything: bool) -> dict[int, tuple[NvmlCard, CardSample]]:

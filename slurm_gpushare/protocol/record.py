@@ -164,6 +164,8 @@ class Record:
     """The card is under an MPS server."""
     blind: bool = False
     """The card tells the server's activity and not its clients': beside others nothing is known of the job's own."""
+    unsound: bool = False
+    """Whether the card was lost, or has had errors that cannot be corrected: nobody should join anybody there."""
     gpus: int = 1
     """Of a gang: on how many GPUs of the node it was, all measured as one; `gpu_index` is the first of them."""
     stopped_s: float = 0.0
@@ -407,6 +409,7 @@ _OPTIONAL: dict[str, Check] = {
     "one_process": _true,
     "mps": partial(choice, kind=Mps),
     "blind": _true,
+    "unsound": _true,
     "gpus": _of_gang,
     "stopped_s": number,
     "woken": partial(whole, limit=2**31),

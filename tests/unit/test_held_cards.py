@@ -29,7 +29,7 @@ def qos(**tres: str) -> list[Any]:
 
 def left(*jobs: Any, limits: Any, **config: str) -> dict[str, LimitRoom]:
     facts = QueueFacts(limits=SiteLimits.of(ENFORCED | config, limits))
-    return dict(observe(jobs, [node()], (), CONFIG, facts, 1_800_000_000).snapshot.limits)
+    return dict(observe(jobs, [node()], CONFIG, facts, 1_800_000_000).snapshot.limits)
 
 
 def sharer(key: str, index: int, **changes: Any) -> Any:

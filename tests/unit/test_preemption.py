@@ -34,7 +34,7 @@ def sharer(key: str, index: int, **changes: Any) -> Any:
 
 def view(*jobs: Any, by: PreemptionRules, now_s: int = NOW) -> View:
     facts = QueueFacts(preemption=by, own_names={"v100": "V100"})
-    return observe(jobs, [node(partitions=("gpu", "urgent"))], (), CONFIG, facts, now_s)
+    return observe(jobs, [node(partitions=("gpu", "urgent"))], CONFIG, facts, now_s)
 
 
 def evicted(preemptors: Preemptors, *jobs: Any, by: PreemptionRules, now_s: int = NOW) -> list[str]:

@@ -253,6 +253,20 @@ def test_cards_for_a_single_process_are_known_until_their_mode_changes(site: Sit
     assert told(2, one_process=False) == set()
 
 
+def test_a_card_that_is_not_sound_is_out_of_sharing_and_its_jobs_are_told_once(site: Site) -> None:
+    reader = StoreReader(site.store)
+
+    def off(seq: int, unsound: bool) -> tuple[frozenset[GpuAddress], list[int]]:
+        site.take(record(5, kind=RecordKind.INTERIM, seq=seq, run_id="5" * 32, end_s=NOW + seq, unsound=unsound))
+        facts, told = reader.read([], {}, {}, NOW, ["v100"]), list(reader.to_tell)
+        reader.to_tell.clear()
+        return facts.off, told
+
+    assert off(1, unsound=True) == ({GpuAddress("gpu0", 0)}, [5])
+    assert off(2, unsound=True) == ({GpuAddress("gpu0", 0)}, [])
+    assert off(3, unsound=False) == (set(), [])
+
+
 def test_interim_records_replace_each_other_and_go_when_the_job_ends(site: Site) -> None:
     final = record(5)
     first, second = (replace(final, kind=RecordKind.INTERIM, seq=seq, end_s=final.start_s + 30 * seq) for seq in (1, 2))
