@@ -214,7 +214,7 @@ def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> N
 
     What profiles of tokens still in use rest on is kept, and so is the last week.
     """
-    from slurm_gpushare.helper.daemon import Lock
+    from slurm_gpushare.helper.lock import Lock
     from slurm_gpushare.store import Store, retention
 
     kept_s = None if age is None else _seconds(age)
