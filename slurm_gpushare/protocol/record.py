@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import MISSING, astuple, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
 from itertools import chain, starmap
@@ -130,65 +130,6 @@ class Features:
     mem_used_mib: float | None = None
     """Peak of what the job's own processes allocated."""
     mem_total_mib: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What was measured of one job on one GPU, or on all GPUs of a gang, from `start_s` to `end_s` (unix time)."""
-
-    record_id: str
-    run_id: str
-    seq: int
-    kind: RecordKind
-    scope: Scope
-    job_id: int
-    node: str
-    gpu_index: int
-    gpu_model: str | None
-    start_s: float
-    end_s: float
-    closed: Closed
-    features: Features
-    profile: Period
-    """All attributes, up to the end of the first epoch."""
-    alone: Period
-    """The job's activity over the whole run while no other process was on the GPU."""
-    shared: Period
-    """The same while another job's processes were."""
-    neighbours: tuple[Neighbour, ...] = ()
-    token: str | None = None
-    """Only in a user's own record: which workload the command is. A node never knows."""
-    one_process: bool = False
-    """Whether the card's compute mode admits a single process, so that nobody can share it."""
-    mps: Mps | None = None
-    """The card is under an MPS server."""
-    blind: bool = False
-    """The card tells the server's activity and not its clients': beside others nothing is known of the job's own."""
-    unsound: bool = False
-    """Whether the card was lost, or has had errors that cannot be corrected: nobody should join anybody there."""
-    gpus: int = 1
-    """Of a gang: on how many GPUs of the node it was, all measured as one; `gpu_index` is the first of them."""
-    stopped_s: float = 0.0
-    """How long the job stood still by the helper's orders. It counts neither as alone nor as shared."""
-    woken: int = 0
-    """How often the sampler found it at work meanwhile: somebody else had let it go on, or it is ending."""
-    untold_s: float = 0.0
-    """For so long, up to the end, a process of no job was on the card, and nobody could say what part of it it used."""
-    cpu_curve: tuple[CpuSpeed, ...] = ()
-    """Only in a user's own record: what ``gpushare profile --cpus`` has measured."""
-
-    @property
-    def outsiders(self) -> bool:
-        """Whether processes of no job were on its card, and used it or may have."""
-        return self.untold_s > 0.0 or any(OUTSIDE in period.stats for period in (self.alone, self.shared))
-
-    @property
-    def alone_s(self) -> float:
-        return self.alone.alone_s
-
-    @property
-    def shared_s(self) -> float:
-        return self.shared.shared_s
 
 
 def new_id() -> str:
@@ -385,40 +326,72 @@ def _of_gang(value: Any, where: str) -> int:
     return int(value)
 
 
-_REQUIRED: dict[str, Check] = {
-    "record_id": partial(text, pattern=ID),
-    "run_id": partial(text, pattern=ID),
-    "seq": partial(whole, limit=2**31),
-    "kind": partial(choice, kind=RecordKind),
-    "scope": partial(choice, kind=Scope),
-    "job_id": partial(whole, limit=2**32),
-    "node": partial(text, pattern=NODE),
-    "gpu_index": partial(whole, limit=255),
-    "gpu_model": lambda value, where: None if value is None else text(value, where, GPU_MODEL),
-    "start_s": number,
-    "end_s": number,
-    "closed": partial(choice, kind=Closed),
-    "features": _features,
-    "profile": partial(_period, names=frozenset(ATTRIBUTES)),
-    "alone": _period,
-    "shared": _period,
-    "neighbours": _neighbours,
-}
-_OPTIONAL: dict[str, Check] = {
-    "token": partial(text, pattern=TOKEN),
-    "one_process": _true,
-    "mps": partial(choice, kind=Mps),
-    "blind": _true,
-    "unsound": _true,
-    "gpus": _of_gang,
-    "stopped_s": number,
-    "woken": partial(whole, limit=2**31),
-    "untold_s": number,
-    "cpu_curve": _cpu_curve,
-}
-"""Left out of a record that has nothing to say of them."""
-_CHECKS = _REQUIRED | _OPTIONAL
-_DEFAULTS = {item.name: item.default for item in fields(Record) if item.name in _OPTIONAL}
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What was measured of one job on one GPU, or on all GPUs of a gang, from `start_s` to `end_s` (unix time).
+
+    Each field has the check of what JSON says of it. One that has its `default` is left out of the line.
+    """
+
+    record_id: str = field(metadata={"check": partial(text, pattern=ID)})
+    run_id: str = field(metadata={"check": partial(text, pattern=ID)})
+    seq: int = field(metadata={"check": partial(whole, limit=2**31)})
+    kind: RecordKind = field(metadata={"check": partial(choice, kind=RecordKind)})
+    scope: Scope = field(metadata={"check": partial(choice, kind=Scope)})
+    job_id: int = field(metadata={"check": partial(whole, limit=2**32)})
+    node: str = field(metadata={"check": partial(text, pattern=NODE)})
+    gpu_index: int = field(metadata={"check": partial(whole, limit=255)})
+    gpu_model: str | None = field(
+        metadata={"check": lambda value, where: None if value is None else text(value, where, GPU_MODEL)}
+    )
+    start_s: float = field(metadata={"check": number})
+    end_s: float = field(metadata={"check": number})
+    closed: Closed = field(metadata={"check": partial(choice, kind=Closed)})
+    features: Features = field(metadata={"check": _features})
+    profile: Period = field(metadata={"check": partial(_period, names=frozenset(ATTRIBUTES))})
+    """All attributes, up to the end of the first epoch."""
+    alone: Period = field(metadata={"check": _period})
+    """The job's activity over the whole run while no other process was on the GPU."""
+    shared: Period = field(metadata={"check": _period})
+    """The same while another job's processes were."""
+    neighbours: tuple[Neighbour, ...] = field(default_factory=tuple, metadata={"check": _neighbours})
+    token: str | None = field(default=None, metadata={"check": partial(text, pattern=TOKEN)})
+    """Only in a user's own record: which workload the command is. A node never knows."""
+    one_process: bool = field(default=False, metadata={"check": _true})
+    """Whether the card's compute mode admits a single process, so that nobody can share it."""
+    mps: Mps | None = field(default=None, metadata={"check": partial(choice, kind=Mps)})
+    """The card is under an MPS server."""
+    blind: bool = field(default=False, metadata={"check": _true})
+    """The card tells the server's activity and not its clients': beside others nothing is known of the job's own."""
+    unsound: bool = field(default=False, metadata={"check": _true})
+    """Whether the card was lost, or has had errors that cannot be corrected: nobody should join anybody there."""
+    gpus: int = field(default=1, metadata={"check": _of_gang})
+    """Of a gang: on how many GPUs of the node it was, all measured as one; `gpu_index` is the first of them."""
+    stopped_s: float = field(default=0.0, metadata={"check": number})
+    """How long the job stood still by the helper's orders. It counts neither as alone nor as shared."""
+    woken: int = field(default=0, metadata={"check": partial(whole, limit=2**31)})
+    """How often the sampler found it at work meanwhile: somebody else had let it go on, or it is ending."""
+    untold_s: float = field(default=0.0, metadata={"check": number})
+    """For so long, up to the end, a process of no job was on the card, and nobody could say what part of it it used."""
+    cpu_curve: tuple[CpuSpeed, ...] = field(default=(), metadata={"check": _cpu_curve})
+    """Only in a user's own record: what ``gpushare profile --cpus`` has measured."""
+
+    @property
+    def outsiders(self) -> bool:
+        """Whether processes of no job were on its card, and used it or may have."""
+        return self.untold_s > 0.0 or any(OUTSIDE in period.stats for period in (self.alone, self.shared))
+
+    @property
+    def alone_s(self) -> float:
+        return self.alone.alone_s
+
+    @property
+    def shared_s(self) -> float:
+        return self.shared.shared_s
+
+
+_CHECKS: dict[str, Check] = {item.name: item.metadata["check"] for item in fields(Record)}
+_OPTIONAL = {item.name: item.default for item in fields(Record) if item.default is not MISSING}
 
 
 def _plain(value: Any) -> Any:
@@ -435,7 +408,7 @@ def _plain(value: Any) -> Any:
 def encode_record(record: Record) -> str:
     """The record as one line, checked against the schema on its way out."""
     values = {name: getattr(record, name) for name in _CHECKS}
-    told = {name: _plain(value) for name, value in values.items() if name in _REQUIRED or value != _DEFAULTS[name]}
+    told = {name: _plain(value) for name, value in values.items() if value != _OPTIONAL.get(name, MISSING)}
     line = json.dumps({"v": VERSION, **told}, separators=(",", ":"), allow_nan=False)
     if parse_record(line) != record:
         raise RecordError("record: does not survive its own schema")
@@ -447,7 +420,7 @@ def parse_record(line: str | bytes) -> Record:
     raw = load_json(line, MAX_BYTES)
     if not isinstance(raw, dict) or raw.get("v") != VERSION or isinstance(raw.get("v"), bool):
         raise RecordError(f"record: not of version {VERSION}")
-    body = record_object(raw, "record", {"v", *_REQUIRED}, frozenset(_OPTIONAL))
+    body = record_object(raw, "record", {"v", *_CHECKS} - _OPTIONAL.keys(), frozenset(_OPTIONAL))
     record = Record(**{name: check(body[name], name) for name, check in _CHECKS.items() if name in body})
     if record.end_s < record.start_s:
         raise bad("end_s", "is before start_s")
