@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from slurm_gpushare.protocol.errors import BadInput, ConfigError, GpushareError, NotInstalled, SlurmError
-from slurm_gpushare.protocol.files import uid_of
+from slurm_gpushare.protocol.files import is_there, uid_of
 from slurm_gpushare.protocol.settings import DEFAULTS, Config
 from slurm_gpushare.protocol.settings_in_force import settings_and_fault
 from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource
@@ -271,17 +271,6 @@ def settings_or_defaults(*, loud: bool = True) -> Config:
         return DEFAULTS
 
 
-def _is_absent(path: str) -> bool:
-    """Whether there is no such file, which is worth a word; one that is closed to this user is as it should be."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def readable_store(config: Config, *, loud: bool = True) -> Store | None:
     """The store for reading, or None: users have no access to it, and need none.
 
@@ -290,7 +279,7 @@ def readable_store(config: Config, *, loud: bool = True) -> Store | None:
     """
     loud = loud and config.source is not None
     path = config.store_url.removeprefix("sqlite://")
-    if path != config.store_url and not os.access(path, os.R_OK) and not (loud and _is_absent(path)):
+    if path != config.store_url and not os.access(path, os.R_OK) and not (loud and not is_there(Path(path))):
         return None
     try:
         from slurm_gpushare.store.store import Store

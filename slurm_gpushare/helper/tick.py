@@ -95,7 +95,7 @@ class Helper:
         """Take over settings: at the start, and on SIGHUP. Nothing that is remembered changes with them."""
         self.config = config
         settings = PolicySettings.from_config(config)
-        settings = settings if self._policy is None else settings.with_policy(self._policy)
+        settings = settings if self._policy is None else replace(settings, policy=self._policy)
         self.settings = settings if self.partners is None else replace(settings, partners=self.partners)
 
     def let_all_go(self) -> None:

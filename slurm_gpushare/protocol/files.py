@@ -57,6 +57,23 @@ def overwrite_line(path: Path, text: str) -> None:
         os.close(handle)
 
 
+def read_or_empty(path: Path) -> str:
+    """A file's text; empty where there is none to read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file exists, as far as this user can tell."""
+    try:
+        path.stat()
+    except OSError as why:
+        return not isinstance(why, FileNotFoundError | NotADirectoryError)
+    return True
+
+
 # Files that root makes for SlurmUser: an administrator's command must not lock the helper out of its own files.
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from slurm_gpushare.protocol.settings import DEFAULTS, Config, SitePromises
 
@@ -28,27 +28,14 @@ class PolicySettings:
 
     @classmethod
     def from_config(cls, config: Config) -> PolicySettings:
-        return cls(
-            policy=config.policy,
-            objective=config.objective,
-            share_across=config.share_across,
-            mps=config.mps,
-            resident_budget_pct=config.resident_budget_pct,
-            guest_cap_pct=config.guest_cap_pct,
-            memory_headroom_pct=config.memory_headroom_pct,
-            extend_time_limit=config.extend_time_limit,
-            stops=config.on_slowdown == "pause" and config.records_to == "spool",
-        )
+        same = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
+        return cls(**same, stops=config.on_slowdown == "pause" and config.records_to == "spool")
 
     @property
     def for_plan(self) -> PolicySettings:
         """What the plan goes by: in the shadow it decides as it would if it counted."""
-        return self.with_policy("gpushare") if self.policy == "shadow" else self
+        return replace(self, policy="gpushare") if self.policy == "shadow" else self
 
     @property
     def promises(self) -> SitePromises:
         return SitePromises(self.resident_budget_pct, self.guest_cap_pct)
-
-    def with_policy(self, policy: str) -> PolicySettings:
-        """The same settings under another policy (``--policy``)."""
-        return replace(self, policy=policy)

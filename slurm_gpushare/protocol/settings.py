@@ -41,6 +41,7 @@ def generated_path(path: Path) -> Path:
 _BLANK = " \t\r"
 """What separates words; the hook and the prolog, which read the same files, know no other."""
 _NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
+_WHOLE = re.compile(r"\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,56 +82,43 @@ def _models(value: str) -> tuple[str, ...]:
     return names
 
 
-def _is_whole(value: str) -> bool:
-    return value.isascii() and value.isdecimal()
-
-
 def _per_partition(value: str) -> Mapping[str, int]:
     """``gpu:8,debug:4`` -> {"gpu": 8, "debug": 4}."""
     result: dict[str, int] = {}
     for item in _names(value):
         name, _, number = item.rpartition(":")
-        if not name or not _is_whole(number):
+        if not name or not _WHOLE.fullmatch(number):
             raise ValueError("must be PARTITION:NUMBER[,PARTITION:NUMBER...]")
         result[name] = int(number)
     return result
 
 
-def _one_of(allowed: tuple[str, ...], value: str) -> str:
-    if value.lower() not in allowed:
-        raise ValueError(f"must be one of {', '.join(allowed)}")
-    return value.lower()
-
-
-def _whole_from(low: int, high: int, value: str) -> int:
-    if not _is_whole(value) or not low <= int(value) <= high:
-        raise ValueError(f"must be a whole number from {low} to {high}")
-    return int(value)
-
-
-def _number_from(low: float, high: float, value: str) -> float:
-    number = float(value) if _NUMBER.fullmatch(value) else float("nan")
-    if not low <= number <= high:
-        raise ValueError(f"must be a number from {low:g} to {high:g}")
-    return number
-
-
 def _choice(*allowed: str) -> Kind:
-    return Kind("choice", partial(_one_of, allowed), allowed)
+    def parse(value: str) -> str:
+        if value.lower() not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}")
+        return value.lower()
+
+    return Kind("choice", parse, allowed)
 
 
-def _whole(low: int, high: int) -> Kind:
-    return Kind("whole", partial(_whole_from, low, high), (str(low), str(high)))
+def _bounded(name: str, form: re.Pattern[str], number: type[float], low: float, high: float) -> Kind:
+    def parse(value: str) -> float:
+        if not form.fullmatch(value) or not low <= number(value) <= high:
+            raise ValueError(f"must be a {name.replace('whole', 'whole number')} from {low:g} to {high:g}")
+        return number(value)
+
+    return Kind(name, parse, (f"{low:g}", f"{high:g}"))
 
 
-def _number(low: float, high: float) -> Kind:
-    return Kind("number", partial(_number_from, low, high), (f"{low:g}", f"{high:g}"))
+_whole, _number = partial(_bounded, "whole", _WHOLE, int), partial(_bounded, "number", _NUMBER, float)
 
 
 _TEXT, _NAMES, _MODELS, _PATH = Kind("text", _text), Kind("names", _names), Kind("models", _models), Kind("path", _path)
 _OPTIONAL_PATH = Kind("optional_path", lambda value: _path(value) if value else None)
 _PER_PARTITION, _VERSION = Kind("per_partition", _per_partition), Kind("version", str)
-_YES_NO = Kind("choice", lambda value: _one_of(("yes", "no"), value) == "yes", ("yes", "no"))
+_WORDS = _choice("yes", "no")
+_YES_NO = replace(_WORDS, parse=lambda value: _WORDS.parse(value) == "yes")
 
 
 class Place(StrEnum):

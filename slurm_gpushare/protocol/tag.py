@@ -35,21 +35,12 @@ class Paused:
         return f"{self.since_s}{'s' if self.by_signal else ''}"
 
 
-def _text(text: str) -> str | None:
-    return text
-
-
-def _flag(text: str) -> bool:
-    return text == "1"
-
-
 def _integer(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _signed(text: str) -> int | None:
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdecimal() else None
+    return None if _integer(text.removeprefix("-")) is None else int(text)
 
 
 def _paused(text: str) -> Paused | None:
@@ -69,23 +60,23 @@ class Tag:
     probe: bool = False
     """The token was unknown at submission: the job runs on a whole GPU and is profiled."""
     cluster: int | None = _written("c", _integer)
-    token: str | None = _written("t", _text)
-    original: str | None = _written("o", _text)
+    token: str | None = _written("t", str)
+    original: str | None = _written("o", str)
     """The request to restore, without Slurm's ``gres/`` prefix: ``gpu:1``; before 23.11 ``shard:v100_0:2``.
     Of a gang what it asks of each of its cards."""
     gang: int | None = _written("k", _integer)
     """GPUs of a job that asked for all of a node's; None: it asked for one."""
-    nodes: str | None = _written("w", _text)
+    nodes: str | None = _written("w", str)
     """The user's own node list (-w), if any, to restore with it."""
-    lease: bool = _written("l", _flag, False)
+    lease: bool = _written("l", "1".__eq__, False)
     """begin_time is ours, and nobody has ended it yet."""
     max_isd_pct: int | None = _written("m", _integer)
     """The slow-down that the user accepts, where less than the site's promise (``gpushare:TOKEN,max=10``)."""
-    placed: str | None = _written("g", _text)
+    placed: str | None = _written("g", str)
     """Where the helper put it: ``node:index``; of a gang its node and the first of its cards."""
     nice: int | None = _written("n", _signed)
     """The user's own nice value, while ours is in its place."""
-    successor: bool = _written("h", _flag, False)
+    successor: bool = _written("h", "1".__eq__, False)
     """Placed beside a job that ends soon, to have the card after it: a resident's promise, not a guest's."""
     given_min: int = _written("x", _integer, 0)
     """Minutes that we added to its time limit, for time that sharing cost it."""
@@ -95,7 +86,7 @@ class Tag:
     """How long it was paused by us before, in all."""
     stopped_before_s: int = _written("s", _integer, 0)
     """Of that, how long it was stopped by a signal, while its clock ran on."""
-    requeue: bool = _written("r", _flag, False)
+    requeue: bool = _written("r", "1".__eq__, False)
     """Its owner lets us requeue it: ``--requeue`` or ``requeue=yes``, in the owner's own words."""
     extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of later releases, kept as they are."""
@@ -175,7 +166,7 @@ class Consent:
     """What a comment says of sharing."""
 
     token: str
-    max_isd_pct: int | None = _written("m", _integer)
+    max_isd_pct: int | None = None
     """The slow-down that the user accepts at most."""
     requeue: bool | None = None
     """Whether the user lets us requeue the job where sharing goes wrong; None: not said."""

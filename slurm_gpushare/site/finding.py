@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 
 WRITE = "Run 'gpushare configure --write'."
 LINE = "Run 'gpushare configure' for the line."
@@ -64,22 +63,3 @@ def check(name: str, well: str = "") -> Callable[[Callable[..., Iterator[Finding
         return run
 
     return named
-
-
-def read_or_empty(path: Path) -> str:
-    """A file's text; empty where there is none to read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file exists, as far as this user can tell."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True

@@ -10,23 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_gpushare.protocol.files import resource_dir
+from slurm_gpushare.protocol.files import is_there, read_or_empty, resource_dir
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.protocol.tokens import new_token
 from slurm_gpushare.site.current_setup import SiteSetup
-from slurm_gpushare.site.finding import (
-    LINE,
-    WRITE,
-    Check,
-    Finding,
-    check,
-    failed,
-    is_there,
-    passed,
-    read_or_empty,
-    warned,
-)
+from slurm_gpushare.site.finding import LINE, WRITE, Check, Finding, check, failed, passed, warned
 from slurm_gpushare.site.site_files import lua_script
 
 _DOFILE = re.compile(r"""dofile\s*[(,]\s*["']([^"']+)["']""")

@@ -31,10 +31,10 @@ Guarded = tuple[Path, str, str]
 def _look(guarded: Iterable[Guarded], trusted: Trusted, seen: set[Path], level: Level) -> Iterator[Finding]:
     """A finding for each weak place, once, however many paths lead through it."""
     for path, owner, loss in guarded:
-        for weak in weak_places(path, trusted, owner):
-            if weak.path not in seen:
-                seen.add(weak.path)
-                yield level(f"{weak.found}: {loss}", weak.fix)
+        for place, found, fix in weak_places(path, trusted, owner):
+            if place not in seen:
+                seen.add(place)
+                yield level(f"{found}: {loss}", fix)
 
 
 @check("owners", "only root and SlurmUser can change our settings, files and directories")
@@ -150,17 +150,9 @@ class Trusted:
         return cls(frozenset(uids), frozenset(gids))
 
 
-@dataclass(frozen=True, slots=True)
-class WeakPlace:
-    """A file or directory that others could change, and the command that ends it."""
-
-    path: Path
-    found: str
-    fix: str
-
-
-def weak_places(path: Path, trusted: Trusted, owner: str = "root") -> Iterator[WeakPlace]:
-    """Where anybody else could change `path` or put another in its place. `owner` is who should have it.
+def weak_places(path: Path, trusted: Trusted, owner: str = "root") -> Iterator[tuple[Path, str, str]]:
+    """Where anybody else could change `path` or put another in its place, what is wrong there, and the fix.
+    `owner` is who should have it.
 
     What is not there, or not this user's to see, is passed over.
     """
@@ -171,7 +163,7 @@ def weak_places(path: Path, trusted: Trusted, owner: str = "root") -> Iterator[W
             if found := found + list(_link_faults(place, trusted)):
                 what = " and ".join(fault for fault, _ in found)
                 commands = "; ".join(f"{command} {shlex.quote(str(place))}" for _, command in found)
-                yield WeakPlace(place, f"{place} {what}", f"Run: {commands}")
+                yield place, f"{place} {what}", f"Run: {commands}"
 
 
 def _way(path: Path) -> Iterable[Path]:

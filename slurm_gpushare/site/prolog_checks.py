@@ -8,20 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_gpushare.protocol.files import is_there, read_or_empty
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.site.current_setup import SiteSetup
-from slurm_gpushare.site.finding import (
-    LINE,
-    WRITE,
-    Check,
-    Finding,
-    check,
-    failed,
-    is_there,
-    passed,
-    read_or_empty,
-    warned,
-)
+from slurm_gpushare.site.finding import LINE, WRITE, Check, Finding, check, failed, passed, warned
 from slurm_gpushare.slurm.nodes import completing_stops_everybody
 
 # A command by its whole path, at the start of a line of a shell script.

@@ -14,7 +14,7 @@ from gpushare_lab.experiment.submitting import wait_for
 from gpushare_lab.testbed.testbed import Testbed
 from telemetry_bed import configure, node_dir, start, until
 
-from slurm_gpushare.site.finding import read_or_empty
+from slurm_gpushare.protocol.files import read_or_empty
 
 TOKEN = "--comment=gpushare:gs-{0}{0}{0}"
 CLIENT = """

@@ -117,7 +117,7 @@ def test_a_link_is_as_weak_as_where_it_leads(config: Config, tmp_path: Path) -> 
     (weak / "gpushare.conf").touch(0o644)
     (tmp_path / "link").symlink_to(weak / "gpushare.conf")
     trusted = Trusted.users(str(os.geteuid()))
-    assert [place.path for place in weak_places(tmp_path / "link", trusted)] == [weak]
+    assert [place for place, *_ in weak_places(tmp_path / "link", trusted)] == [weak]
     weak.chmod(0o1777)
     assert list(weak_places(tmp_path / "link", trusted)) == [], "others add files there, and change none"
 
@@ -130,7 +130,7 @@ def test_every_link_on_the_way_counts_with_the_directory_that_it_is_in(tmp_path:
     (tmp_path / "link").symlink_to("weak/hop")
     assert list(weak_places(tmp_path / "link", trusted)) == []
     weak.chmod(0o777)
-    assert [place.path for place in weak_places(tmp_path / "link", trusted)] == [weak]
+    assert [place for place, *_ in weak_places(tmp_path / "link", trusted)] == [weak]
 
 
 @needs_root
@@ -142,9 +142,9 @@ def test_a_link_of_somebody_else_in_a_sticky_directory_is_weak(tmp_path: Path) -
     (sticky / "link").symlink_to(tmp_path / "gpushare.conf")
     assert list(weak_places(sticky / "link", Trusted.users())) == []
     os.chown(sticky / "link", NOBODY, NOBODY, follow_symlinks=False)
-    (weak,) = weak_places(sticky / "link", Trusted.users())
-    assert weak.found == f"{sticky}/link is a link of nobody"
-    subprocess.run(["sh", "-c", weak.fix.removeprefix("Run: ")], check=True)
+    ((_, found, fix),) = weak_places(sticky / "link", Trusted.users())
+    assert found == f"{sticky}/link is a link of nobody"
+    subprocess.run(["sh", "-c", fix.removeprefix("Run: ")], check=True)
     assert list(weak_places(sticky / "link", Trusted.users())) == []
 
 
