@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from gpushare_lab import step_forms
 from gpushare_lab.forms import GpusSeen, TrialJobs, forms
@@ -19,7 +20,6 @@ from gpushare_lab.testbed.reset import idle_nodes, reset
 from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.protocol.errors import Exit, GpushareError
-from slurm_gpushare.site.hook_checks import Answer
 
 USER = "games"
 Break = Callable[[Testbed], None]
@@ -68,12 +68,11 @@ def running(directory: Path, suite: str | None, *, plain: bool) -> Iterator[Test
 
 
 def try_on(bed: Testbed) -> list[GpusSeen]:
-    def run(argv: Sequence[str], timeout_s: float) -> Answer:
+    def run(argv: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
         try:
-            done = bed.run(list(argv), user=USER, check=False, timeout_s=timeout_s)
+            return bed.run(list(argv), user=USER, check=False, timeout_s=timeout_s)
         except GpushareError:
-            return Answer(124, "", "")
-        return Answer(done.returncode, done.stdout, done.stderr)
+            return CompletedProcess(argv, 124, "", "")
 
     bed.run(["true"], user=USER)  # makes the home
     wanted = forms(GPU_MODEL, bed.shape.gpus, PARTITION, UNMANAGED_PARTITION, version(bed.release))

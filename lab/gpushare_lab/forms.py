@@ -19,7 +19,7 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.site.current_setup import collect, gpu_count
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
-from slurm_gpushare.site.hook_checks import TRIAL_NAME, Run, run_here, tag_of_a_job
+from slurm_gpushare.site.hook_checks import TRIAL_NAME, Run, last_line, run_here, tag_of_a_job
 from slurm_gpushare.slurm.commands import connect
 
 _FORMS = """\
@@ -194,7 +194,9 @@ class TrialJobs:
         path.chmod(0o755)
         answer = self._run([*argv, *(word for part in parts for word in (":", *part)), str(path)], self._timeout_s)
         path.unlink()
-        return GpusSeen(form, "refused", answer.last_line) if answer.code else re.split(r"[;\n]", answer.out)[0]
+        return (
+            GpusSeen(form, "refused", last_line(answer)) if answer.returncode else re.split(r"[;\n]", answer.stdout)[0]
+        )
 
     def _parts(self, form: Form) -> list[list[str]]:
         """The options of each part of a heterogeneous job; of any other the one part."""
@@ -204,8 +206,8 @@ class TrialJobs:
         """Until all are gone from the queue or the time is over; the rest is cancelled."""
         while jobs:
             queue = self._run(["squeue", "-h", "-o", "%F", "--me"], 30)
-            if not queue.code:  # a question that failed says nothing of the jobs
-                jobs = [job for job in jobs if job in queue.out.split()]
+            if not queue.returncode:  # a question that failed says nothing of the jobs
+                jobs = [job for job in jobs if job in queue.stdout.split()]
             if jobs and time.monotonic() > end:
                 self._run(["scancel", *jobs], 30)
                 return
@@ -227,9 +229,13 @@ class TrialJobs:
             argv += [":", *part] if form.command == "salloc" else [*task, ":", *part]
         argv += ["srun", *(form.step or "").split(), *task] if form.command == "salloc" else task
         answer = self._run(argv, max(1.0, end - time.monotonic()))
-        if answer.code == 124:
+        if answer.returncode == 124:
             return GpusSeen(form, "waits", "it did not start in time")
-        return GpusSeen(form, "refused", answer.last_line) if answer.code else GpusSeen(form, _outcome(answer.out))
+        return (
+            GpusSeen(form, "refused", last_line(answer))
+            if answer.returncode
+            else GpusSeen(form, _outcome(answer.stdout))
+        )
 
 
 def _outcome(text: str) -> str:

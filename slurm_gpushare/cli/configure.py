@@ -11,9 +11,8 @@ import click
 
 from slurm_gpushare.cli.console import JSON, echo_json, styled, warn
 from slurm_gpushare.protocol.errors import BadInput, ConfigError, SlurmError
-from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import parse_config
-from slurm_gpushare.site.configure import SUBMIT_BESIDE, Install, choose, pieces
+from slurm_gpushare.site.configure import SUBMIT_BESIDE, choose, pieces
 from slurm_gpushare.site.current_setup import GENERATED, collect
 from slurm_gpushare.site.site_files import FileKind, Piece, undo, write, writes
 from slurm_gpushare.site.units import unit_pieces, unit_site
@@ -63,8 +62,7 @@ def configure(
     names, models = ([name for name in text.split(",") if name] for text in (partitions, gpu_models))
     facts = collect(connect())
     choice = choose(facts, names, models, shards_per_gpu)
-    install = Install(Path(sys.executable), resource_dir("lua_bridge"), resource_dir("prolog"))
-    found = pieces(facts, choice, install)
+    found = pieces(facts, choice)
     _warn_of_mistakes(found)
     settings = "".join(piece.text for piece in found if piece.name in ("gpushare.conf", GENERATED))
     found += unit_pieces(unit_site(facts, Path(sys.argv[0]).resolve(), settings, shutil.which("scontrol")))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import DEFAULTS, KEYS, Config, Place
 from slurm_gpushare.site.current_setup import (
     GENERATED,
@@ -34,15 +36,6 @@ from slurm_gpushare.slurm.nodes import Node, slurm_user
 
 SUBMIT_BESIDE = "gpushare_submit.lua"
 """Our hook where the site has a job_submit.lua of its own, which runs it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Install:
-    """Where this package is: Slurm's files must name it."""
-
-    python: Path
-    lua: Path
-    prolog: Path
 
 
 def choose(
@@ -78,7 +71,7 @@ def choose(
     return replace(DEFAULTS, partitions=chosen, gpu_models=models, shards_per_gpu=shards)
 
 
-def pieces(facts: SiteSetup, choice: Config, install: Install) -> list[Piece]:
+def pieces(facts: SiteSetup, choice: Config) -> list[Piece]:
     """Everything to write, in the order in which to do it."""
     nodes = facts.shared_nodes(choice.partitions, choice.gpu_models)
     limits = limit_commands(facts, choice)
@@ -88,8 +81,8 @@ def pieces(facts: SiteSetup, choice: Config, install: Install) -> list[Piece]:
         Piece(GENERATED, FileKind.FILE, generated_conf(facts, choice, nodes)),
         Piece("slurm.conf", FileKind.MERGE, _slurm_conf(facts, choice, nodes)),
         Piece("gres.conf", FileKind.MERGE, _gres_conf(facts, choice, nodes)),
-        *_lua_files(facts, choice, install),
-        *_prologs(install, facts.etc),
+        *_lua_files(facts, choice),
+        *_prologs(facts.etc),
     ]
 
 
@@ -237,16 +230,16 @@ def _slurmd_user(config: Mapping[str, str]) -> str:
     return config.get("SlurmdUser", "").partition("(")[0] or "root"
 
 
-def _lua_files(facts: SiteSetup, choice: Config, install: Install) -> Iterator[Piece]:
+def _lua_files(facts: SiteSetup, choice: Config) -> Iterator[Piece]:
     """The entry points, whole; where the site has its own, ours get other names and its script a line to add."""
-    models = facts.models_of_nodes(choice.partitions, choice.gpu_models)
+    models, folder = facts.models_of_nodes(choice.partitions, choice.gpu_models), resource_dir("lua_bridge")
     for name, beside in (("job_submit.lua", SUBMIT_BESIDE), ("cli_filter.lua", "gpushare_client.lua")):
-        text = lua_script(install.lua, name, models)
+        text = lua_script(folder, name, models)
         own = facts.files.get(name)
         if own is None or (_WRITTEN_BY_US in own and f'"{facts.etc}/{beside}"' not in own):
-            yield Piece(name, FileKind.FILE, text, source=install.lua / name)
+            yield Piece(name, FileKind.FILE, text, source=folder / name)
         else:
-            yield Piece(beside, FileKind.FILE, text, source=install.lua / name)
+            yield Piece(beside, FileKind.FILE, text, source=folder / name)
             if f'"{facts.etc}/{beside}"' not in own:
                 yield Piece(name, FileKind.MERGE, _lua_lines(facts.etc / beside))
 
@@ -264,9 +257,9 @@ def _lua_lines(script: Path) -> str:
     )
 
 
-def _prologs(install: Install, etc: Path) -> Iterator[Piece]:
+def _prologs(etc: Path) -> Iterator[Piece]:
     for _, name, script, *_ in _SCRIPTS:
         # slurmctld need not tell its scripts where its configuration is, and a configless slurmd tells of its cache.
-        known = f"export GPUSHARE_PYTHON={install.python}\nexport GPUSHARE_CONF={etc}/gpushare.conf\n"
-        text = f"#!/bin/sh\n{known}{install.prolog / script}\nexit 0\n"
+        known = f"export GPUSHARE_PYTHON={sys.executable}\nexport GPUSHARE_CONF={etc}/gpushare.conf\n"
+        text = f"#!/bin/sh\n{known}{resource_dir('prolog') / script}\nexit 0\n"
         yield Piece(name.replace("*", "50-gpushare"), FileKind.FILE, text, executable=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import psutil
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import GENERATED_SUFFIX
-from slurm_gpushare.site.site_files import ModelNodes
 from slurm_gpushare.slurm import values
 from slurm_gpushare.slurm.accounting import Limit
 from slurm_gpushare.slurm.commands import Slurm
@@ -78,20 +78,13 @@ class SiteSetup:
         nodes = self.gpu_nodes(partitions)
         return [node for node in nodes if (types := gpu_types([node])) == {model} or (only and not types)]
 
-    def models_of_nodes(self, partitions: tuple[str, ...], models: Sequence[str]) -> dict[str, ModelNodes]:
-        """What job_submit.lua and cli_filter.lua must know of each model's nodes."""
+    def models_of_nodes(self, partitions: tuple[str, ...], models: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """What job_submit.lua and cli_filter.lua must know of each model: its nodes, and how many GPUs they have."""
         found = {model: self.nodes_of_model(partitions, model, only=len(models) == 1) for model in models}
         return {
-            model: ModelNodes(",".join(node.name for node in nodes), max(map(gpu_count, nodes), default=1))
+            model: (",".join(node.name for node in nodes), max(map(gpu_count, nodes), default=1))
             for model, nodes in found.items()
         }
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
 
 
 def collect(slurm: Slurm) -> SiteSetup:
@@ -103,7 +96,10 @@ def collect(slurm: Slurm) -> SiteSetup:
         limits: tuple[Limit, ...] | None = tuple(slurm.limits())
     except SlurmError:
         limits = None
-    texts = {name: _read(etc / name) for name in FILES}
+    files = {}
+    for name in FILES:
+        with suppress(OSError):
+            files[name] = (etc / name).read_text(encoding="utf-8", errors="replace")
     return SiteSetup(
         release=slurm.release,
         config=config,
@@ -111,7 +107,7 @@ def collect(slurm: Slurm) -> SiteSetup:
         partitions=tuple(slurm.partitions()),
         limits=limits,
         etc=etc,
-        files={name: text for name, text in texts.items() if text is not None},
+        files=files,
         asked_s=asked_s,
         reasons=slurm.node_reasons(),
         is_controller=_is_controller(config),

@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from slurm_gpushare.protocol.files import is_there, read_or_empty, resource_dir
 from slurm_gpushare.protocol.settings import Config
@@ -112,36 +112,26 @@ def _lua_sqlite(facts: SiteSetup) -> Iterator[Finding]:
         yield failed(found, "Install lua-sql-sqlite3 (Debian) or luasql for that Lua.", "luasql")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A command's exit code and words."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def last_line(self) -> str:
-        """Of its words on stderr."""
-        return next((line.strip() for line in reversed(self.err.splitlines()) if line.strip()), "")
-
-
-Run = Callable[[Sequence[str], float], Answer]
+Run = Callable[[Sequence[str], float], CompletedProcess[str]]
 """Runs a command as some user, within a time in seconds; code 124 where that was too short."""
 
 
-def run_here(argv: Sequence[str], timeout_s: float) -> Answer:
+def last_line(answer: CompletedProcess[str]) -> str:
+    """Of its words on stderr."""
+    return (answer.stderr.strip().splitlines() or [""])[-1].strip()
+
+
+def run_here(argv: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
     """As the user who runs us, without what an outer job has set."""
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(_AROUND)}
     try:
-        done = subprocess.run(
+        return subprocess.run(
             list(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=timeout_s
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Answer(124, "", "")
+        return CompletedProcess(argv, 124, "", "")
     except OSError as why:
-        return Answer(127, "", f"{argv[0]}: {why.strerror}")
-    return Answer(done.returncode, done.stdout, done.stderr)
+        return CompletedProcess(argv, 127, "", f"{argv[0]}: {why.strerror}")
 
 
 @check("tag")
@@ -159,18 +149,18 @@ def tag_of_a_job(facts: SiteSetup, config: Config, extra: Sequence[str] = (), ru
         ["sbatch", "--parsable", "--hold", f"--comment=gpushare:{token}", "--gres=gpu:1", "--time=1",
          f"--job-name={TRIAL_NAME}", "--output=/dev/null", *where, "--wrap=true"], 30.0,
     )  # fmt: skip
-    if submitted.code:
-        found = f"no job could be submitted to see whether it is tagged: {submitted.last_line}"
+    if submitted.returncode:
+        found = f"no job could be submitted to see whether it is tagged: {last_line(submitted)}"
         yield warned(found, "Run doctor as a user who may submit jobs there.")
         return
-    job = re.split(r"[;\n]", submitted.out)[0]
-    said = run(["squeue", "-h", "-j", job, "-O", "admin_comment:0"], 30.0).out.strip()
+    job = re.split(r"[;\n]", submitted.stdout)[0]
+    said = run(["squeue", "-h", "-j", job, "-O", "admin_comment:0"], 30.0).stdout.strip()
     run(["scancel", job], 30.0)
     tag = parse_tag(said)
     if tag is not None and tag.token == token:
         yield passed("a job with our word is tagged by the running slurmctld")
     else:
-        instead = f"its AdminComment is '{said[:40]}'" if said not in {"", "(null)"} else submitted.last_line
+        instead = f"its AdminComment is '{said[:40]}'" if said not in {"", "(null)"} else last_line(submitted)
         yield failed(
             f"a job with our word came through the running slurmctld without our tag: {instead or 'nobody says why'}",
             "job_submit.lua must run ours, and nothing after it may write admin_comment; see slurmctld's log for "

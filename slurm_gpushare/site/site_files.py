@@ -103,24 +103,18 @@ SCRIPTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNodes:
-    """The nodes with GPUs of one model, as Slurm writes them, and how many GPUs all of them have."""
-
-    nodes: str
-    gpus: int
-
-
-def lua_script(directory: Path, name: str, models: Mapping[str, ModelNodes]) -> str:
-    """The script `name` of the Lua `directory` as one file; `models` are the GPU models with one type an index.
+def lua_script(directory: Path, name: str, models: Mapping[str, tuple[str, int]]) -> str:
+    """The script `name` of the Lua `directory` as one file; `models` are the GPU models with one type an index: of each
+    its nodes, as Slurm writes them, and how many GPUs all of them have.
 
     It must not depend on other files of ours: with one type an index ``gpu:v100`` is a name that only these scripts
     understand, and without them every such job of every user would fail.
     """
     text = (directory / name).read_text(encoding="utf-8")
-    given = _table({model: _quoted(found.nodes) for model, found in models.items()})
-    gpus = _table({model: str(found.gpus) for model, found in models.items()})
-    modules = "".join(_module(directory, module) for module in SCRIPTS[name])
+    given = _table({model: _quoted(nodes) for model, (nodes, _) in models.items()})
+    gpus = _table({model: str(count) for model, (_, count) in models.items()})
+    bodies = {module: (directory / f"{module}.lua").read_text(encoding="utf-8") for module in SCRIPTS[name]}
+    modules = "".join(f"\nmodules.{module} = function(...)\n{body}end\n" for module, body in bodies.items())
     text = _replaced(text, "site", f"local site = {{ models = {given}, gpus = {gpus} }}\n")
     return _replaced(text, "modules", f"local modules = {{}}\n{modules}")
 
@@ -133,11 +127,6 @@ def _replaced(text: str, mark: str, wanted: str) -> str:
     found = re.search(rf"(?m)^.*--@{mark}\n", text)
     assert found is not None, mark
     return text[: found.start()] + wanted + text[found.end() :]
-
-
-def _module(directory: Path, name: str) -> str:
-    body = (directory / f"{name}.lua").read_text(encoding="utf-8")
-    return f"\nmodules.{name} = function(...)\n{body}end\n"
 
 
 def _quoted(text: str) -> str:
@@ -243,7 +232,8 @@ def undo(target: Path) -> Iterator[str]:
 def _restore(path: Path, kept: Path, entry: _Written) -> str:
     if entry.mode is None:
         path.unlink()
-        _remove_empty(path.parent)
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
         return f"{entry.name}: removed"
     with replacing(path, entry.mode) as draft:
         draft.write_bytes(kept.read_bytes())
@@ -266,11 +256,6 @@ def _make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         folder.chmod(0o755)
-
-
-def _remove_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
 
 
 def _own_as(path: Path, example: Path) -> None:

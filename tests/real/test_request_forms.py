@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from gpushare_lab import step_forms
@@ -16,7 +17,6 @@ from gpushare_lab.testbed.testbed import Testbed
 from hook_testbed import USER, home_of, write_hook_file
 
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.site.hook_checks import Answer
 
 
 def brief(testbed: Testbed) -> list[Form]:
@@ -27,12 +27,11 @@ def brief(testbed: Testbed) -> list[Form]:
 def try_on(testbed: Testbed, wanted: Sequence[Form]) -> list[GpusSeen]:
     """As an ordinary user."""
 
-    def run(argv: Sequence[str], timeout_s: float) -> Answer:
+    def run(argv: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
         try:
-            done = testbed.run(list(argv), user=USER, check=False, timeout_s=timeout_s)
+            return testbed.run(list(argv), user=USER, check=False, timeout_s=timeout_s)
         except GpushareError:
-            return Answer(124, "", "")
-        return Answer(done.returncode, done.stdout, done.stderr)
+            return CompletedProcess(argv, 124, "", "")
 
     return TrialJobs(run, home_of(testbed)).try_forms(wanted)
 

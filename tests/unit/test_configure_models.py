@@ -11,13 +11,12 @@ import pytest
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.protocol.settings import DEFAULTS, Config, parse_config
-from slurm_gpushare.site.configure import Install, choose, pieces
+from slurm_gpushare.site.configure import choose, pieces
 from slurm_gpushare.site.current_setup import Device, SiteSetup, autodetect, devices
 from slurm_gpushare.slurm.nodes import Node, Partition
 from slurm_gpushare.slurm.values import Usage, parse_gres
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALL = Install(Path("/opt/python"), ROOT / "lua_bridge", ROOT / "prolog")
 GRES_CONF = """\
 AutoDetect=nvml  # found on all nodes
 NodeName=v[0-1] Name=gpu Type=v100 File=/dev/nvidia[0-1] Cores=0-7
@@ -48,7 +47,7 @@ MIXED = {"v0": "gpu:v100:2", "v1": "gpu:v100:2", "ampere": "gpu:a100:4", "both":
 
 
 def texts(facts: SiteSetup, choice: Config) -> dict[str, str]:
-    return {piece.name: piece.text for piece in pieces(facts, choice, INSTALL)}
+    return {piece.name: piece.text for piece in pieces(facts, choice)}
 
 
 def test_nodes_of_another_model_stay_what_they_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -15,15 +16,15 @@ from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.site import hook_checks
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
-from slurm_gpushare.site.hook_checks import HOOK_CHECKS, Answer, tag_of_a_job
+from slurm_gpushare.site.hook_checks import HOOK_CHECKS, tag_of_a_job
 from slurm_gpushare.site.prolog_checks import PROLOG_CHECKS
-from slurm_gpushare.site.site_files import ModelNodes, lua_script
+from slurm_gpushare.site.site_files import lua_script
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.slurm.accounting import parse_limits
 from slurm_gpushare.slurm.nodes import Partition
 from slurm_gpushare.slurm.values import parse_gres
 
-MODELS = {"v100": ModelNodes("n0,n1", 2)}
+MODELS = {"v100": ("n0,n1", 2)}
 SLURM = {
     "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_CORE_MEMORY", "GresTypes": "gpu,shard",
     "AccountingStorageTRES": "cpu,mem,gres/gpu,gres/shard", "JobSubmitPlugins": "lua", "CliFilterPlugins": "lua",
@@ -238,14 +239,14 @@ class Submitted:
     def __init__(self, comment: str, refusal: str = "") -> None:
         self.comment, self.refusal, self.asked = comment, refusal, list[str]()
 
-    def __call__(self, argv: list[str], _: float) -> Answer:
+    def __call__(self, argv: list[str], _: float) -> CompletedProcess[str]:
         self.asked.append(argv[0])
         if argv[0] == "sbatch":
             self.token = next(word.partition(":")[2] for word in argv if word.startswith("--comment="))
             assert "--hold" in argv
-            return Answer(bool(self.refusal), "17;cluster\n", self.refusal)
+            return CompletedProcess(argv, bool(self.refusal), "17;cluster\n", self.refusal)
         assert "17" in argv
-        return Answer(0, self.comment.replace("TAG", f"GS1:probe;t={self.token}"), "")
+        return CompletedProcess(argv, 0, self.comment.replace("TAG", f"GS1:probe;t={self.token}"), "")
 
 
 @pytest.mark.parametrize(

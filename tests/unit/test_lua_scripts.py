@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lua_hook import INTERPRETERS, ROOT
 
-from slurm_gpushare.site.site_files import SCRIPTS, ModelNodes, lua_script
+from slurm_gpushare.site.site_files import SCRIPTS, lua_script
 
 SLURM = """
 slurm = {
@@ -37,7 +37,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> object:
         pytest.skip(f"no {request.param}")
 
     def chunk(name: str, before: str, after: str) -> list[str]:
-        (tmp_path / name).write_text(lua_script(ROOT / "lua_bridge", name, {"v100": ModelNodes("gpu[0-1]", 2)}))
+        (tmp_path / name).write_text(lua_script(ROOT / "lua_bridge", name, {"v100": ("gpu[0-1]", 2)}))
         (tmp_path / "main.lua").write_text(f'{SLURM}{before}dofile("{tmp_path}/{name}")\n{after}')
         done = subprocess.run(
             [request.param, str(tmp_path / "main.lua")],

@@ -13,7 +13,7 @@ import pytest
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import DEFAULTS, parse_config
 from slurm_gpushare.site import units
-from slurm_gpushare.site.configure import Install, pieces
+from slurm_gpushare.site.configure import pieces
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Level
 from slurm_gpushare.site.units import UnitSite, settings_of_places, unit_pieces, unit_site
@@ -115,10 +115,9 @@ def test_a_store_that_is_no_file_needs_no_directory() -> None:
 
 def test_configure_takes_the_places_from_the_sites_own_file() -> None:
     facts = replace(FACTS, files={"gpushare.conf": MOVED})
-    install = Install(Path("/opt/python"), Path(__file__).parents[2] / "lua_bridge", Path("/opt/prolog"))
     conf = next(
         p.text
-        for p in pieces(facts, replace(DEFAULTS, partitions=("gpu",), gpu_models=("v100",)), install)
+        for p in pieces(facts, replace(DEFAULTS, partitions=("gpu",), gpu_models=("v100",)))
         if p.name == "gpushare.conf"
     )
     written = {piece.name: piece.text for piece in unit_pieces(unit_site(facts, USUAL.command, conf, None))}

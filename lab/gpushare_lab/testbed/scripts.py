@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpushare_lab.testbed.layout import Layout, Shape
 from slurm_gpushare.protocol.files import resource_dir
-from slurm_gpushare.site.site_files import SCRIPTS, ModelNodes, lua_script
+from slurm_gpushare.site.site_files import SCRIPTS, lua_script
 
 
 def write_scripts(layout: Layout, env: Mapping[str, str], shape: Shape) -> None:
@@ -18,7 +18,7 @@ def write_scripts(layout: Layout, env: Mapping[str, str], shape: Shape) -> None:
         write_executable(layout.etc / name, script_with_environment(env, prolog_dir / name))
     write_executable(layout.etc / "task_prolog.sh", _task_prolog(env, prolog_dir / "task_prolog"))
     lua_dir = resource_dir("lua_bridge")
-    models = {model: ModelNodes(",".join(shape.nodes_of(model)), shape.gpus) for model in shape.models}
+    models = {model: (",".join(shape.nodes_of(model)), shape.gpus) for model in shape.models}
     for name in SCRIPTS:
         (layout.etc / name).write_text(lua_script(lua_dir, name, models))
 
