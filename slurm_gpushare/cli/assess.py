@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import shlex
-import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,6 @@ from typing import Any
 
 import click
 
-from slurm_gpushare import __version__
 from slurm_gpushare.cli.console import (
     FILE,
     FORCE,
@@ -37,7 +34,6 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import check_page, write_page
 from slurm_gpushare.protocol.text import WIDTH, duration_text, durations, hours, hours_span, span
 from slurm_gpushare.report.assess_page import isd, remarks, render_assessment, why_nobody_shares
-from slurm_gpushare.report.pages import Origin
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.runner import ControllerDown
@@ -118,8 +114,7 @@ def assess(
     found = _simulate(past, gpus, draws, opt_in_pct, most_jobs, mechanism)
     document = _document(found, period, draws, opt_in_pct) | {"mechanism": mechanism}
     if html:
-        command = shlex.join(["gpushare", *sys.argv[1:]])
-        write_page(html, render_assessment(document, Origin("", __version__, command)))
+        write_page(html, render_assessment(document))
     if as_json:
         echo_json(document)
     else:

@@ -206,7 +206,7 @@ def check_partitions(slurm: Slurm, text: str) -> frozenset[str]:
             known = {partition.name for partition in slurm.partitions()}
         except SlurmError:
             return wanted  # accounting answers without slurmctld
-        _check("partition", wanted, known)
+        check_names("partition", wanted, known)
     return wanted
 
 
@@ -227,14 +227,11 @@ def check_accounting_names(slurm: Slurm, kind: str, text: str) -> None:
         except SlurmError:
             return
         if known:
-            _check(kind, wanted, known)
+            check_names(kind, wanted, known)
 
 
-def check_nodes(wanted: Iterable[str], known: Iterable[str]) -> None:
-    _check("node", wanted, known)
-
-
-def _check(kind: str, wanted: Iterable[str], known: Iterable[str]) -> None:
+def check_names(kind: str, wanted: Iterable[str], known: Iterable[str]) -> None:
+    """That each of them is known."""
     there = set(known)
     if unknown := sorted(set(wanted) - there):
         few = sorted(there)[:8]

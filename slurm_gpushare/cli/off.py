@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, JSON, Column, check_nodes, echo_json, right, settings, table
+from slurm_gpushare.cli.console import DRY_RUN, JSON, Column, check_names, echo_json, right, settings, table
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.nodes import Node
@@ -84,7 +84,7 @@ def addresses(places: Iterable[str], nodes: Iterable[Node]) -> list[Address]:
     for place in places:
         head, _, cards = place.rpartition(":") if ":" in place else (place, "", "")
         for name in expand(head):
-            check_nodes([name], known)
+            check_names("node", [name], known)
             indices = sorted(known[name].gpus)
             wanted = [int(word) if word.isdecimal() else -1 for word in cards.split(",")] if cards else indices
             if unknown := [index for index in wanted if index not in indices] or not indices:

@@ -88,10 +88,7 @@ def _curve(counts: list[int], command: tuple[str, ...], token: str | None, max_s
     check_counts(counts)
 
     def sample(running: Command, epoch: Path) -> Record:
-        return sample_epoch(
-            running, identities, epoch, sample_s=config.sample_s, limit_s=max_seconds or config.probe_s,
-            log=line.warn, progress=line.show,
-        )[0]  # fmt: skip
+        return _sampled(running, identities, epoch, config, max_seconds, line)[0]
 
     try:
         points = list(measure_curve(counts, command, os.environ, lambda: epoch_file(os.environ), EPOCH_FILE, sample))
@@ -119,19 +116,25 @@ def _curve(counts: list[int], command: tuple[str, ...], token: str | None, max_s
     return 0
 
 
+def _sampled(
+    running: Command,
+    identities: list[Identity],
+    epoch: Path,
+    config: Config,
+    max_seconds: float | None,
+    line: ProgressLine,
+) -> list[Record]:
+    limit_s = max_seconds or config.probe_s
+    return sample_epoch(
+        running, identities, epoch, sample_s=config.sample_s, limit_s=limit_s, log=line.warn, progress=line.show
+    )
+
+
 def _measure(
     running: Command, identities: list[Identity], epoch: Path, config: Config, max_seconds: float | None
 ) -> None:
     line = ProgressLine()
-    records = sample_epoch(
-        running,
-        identities,
-        epoch,
-        sample_s=config.sample_s,
-        limit_s=max_seconds or config.probe_s,
-        log=line.warn,
-        progress=line.show,
-    )
+    records = _sampled(running, identities, epoch, config, max_seconds, line)
     line.clear()
     for record in records:
         send_record(record, config)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpushare import __version__
 from slurm_gpushare.cli.console import (
     FORCE,
     HTML,
@@ -52,10 +49,10 @@ from slurm_gpushare.protocol.text import (
 from slurm_gpushare.report.export import to_csv, to_json
 from slurm_gpushare.report.job_figures import CpuSummary, Distribution
 from slurm_gpushare.report.job_text import NOT_MEASURABLE
-from slurm_gpushare.report.pages import Origin
 from slurm_gpushare.report.report_page import SHADOW_TITLE, known_cells, profile_points, render_report
-from slurm_gpushare.report.sources import Filters, PublishedSource, Source, StoreSource, collect
+from slurm_gpushare.report.sources import PublishedSource, Source, StoreSource, collect
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.nodes import slurm_user
 
@@ -95,12 +92,13 @@ def report(
     config, slurm = settings_or_defaults(), connect()
     check_partitions(slurm, partitions)
     users = _whose(slurm, users, uids)
-    filters = Filters(users, accounts, partitions or ",".join(config.partitions), clusters)
+    shown = partitions or ",".join(config.partitions)
+    query = AccountingQuery(users=users, accounts=accounts, partitions=shown, slurm_clusters=clusters)
     figures = source(config, loud=True)
     if isinstance(figures, PublishedSource):
         figures.ask_about(uids or ({os.geteuid()} if users else set()))
     with progress("Reading accounting", 1) as bar:
-        found = collect(slurm, figures, period, filters, config.promises)
+        found = collect(slurm, figures, period, query, config.promises)
         bar.update(1)
     if not found.jobs:  # nothing, or nothing possible?
         check_accounting_names(slurm, "account", accounts)
@@ -137,9 +135,8 @@ def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: 
         name = slurm.config().get("ClusterName", "")
     except SlurmError:  # a report of the past needs no slurmctld
         name = ""
-    origin = Origin(name, __version__, shlex.join(["gpushare", *sys.argv[1:]]))
     points, cells = profile_points(store) if store else [], known_cells(store, config.gpu_models)
-    return render_report(found, points, cells, origin, shadow.lines() if shadow else [])
+    return render_report(found, points, cells, name, shadow.lines() if shadow else [])
 
 
 def _with_simulations(slurm: Slurm, store: Store, config: Config, found: Report) -> tuple[Report, Shadow | None]:

@@ -13,7 +13,7 @@ from slurm_gpushare.cli.console import (
     Cell,
     Column,
     Listing,
-    check_nodes,
+    check_names,
     check_partitions,
     check_users,
     echo_json,
@@ -104,7 +104,7 @@ def status(nodelist: str, partition: str, watch: int | None, listing: Listing) -
     hidden = isinstance(figures, PublishedSource) and not {"util", "mem"}.isdisjoint(listing.chosen)
     while True:
         nodes = slurm.nodes()
-        check_nodes(wanted, (node.name for node in nodes))
+        check_names("node", wanted, (node.name for node in nodes))
         nodes = [node for node in nodes if not wanted or node.name in wanted]
         live = figures.live()
         lines = gpu_lines(nodes, occupancy(nodes, slurm.jobs()), partitions, time.time(), live)

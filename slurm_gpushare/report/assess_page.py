@@ -7,7 +7,7 @@ from typing import Any
 
 from slurm_gpushare.protocol import text
 from slurm_gpushare.protocol.text import counted, durations, hours_span, span
-from slurm_gpushare.report.pages import Origin, render
+from slurm_gpushare.report.pages import render
 
 Partition = Mapping[str, Any]
 """One entry of the JSON document's ``partitions``."""
@@ -42,7 +42,7 @@ def isd(item: Partition) -> str:
     return span(item["isd_mean_pct"], ".0f", " %") if item["shared_pct"]["high"] > 0 else "---"
 
 
-def render_assessment(document: Mapping[str, Any], origin: Origin) -> str:
+def render_assessment(document: Mapping[str, Any]) -> str:
     """The whole page. `document` is what ``--json`` prints."""
     found, total = document["partitions"], document["total"]
     jobs = sum(item["jobs"] for item in found)
@@ -52,7 +52,6 @@ def render_assessment(document: Mapping[str, Any], origin: Origin) -> str:
         "assess.html.j2",
         title="What GPU sharing would do here",
         period=document["period"],
-        origin=origin,
         jobs=jobs,
         notes=[f"{note}." for item in found for note in remarks(item)],
         nobody="; ".join(f"{item['partition']}: {why_nobody_shares(item)}" for item in found) if nobody else "",

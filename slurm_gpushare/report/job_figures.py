@@ -50,25 +50,22 @@ def saved_s(span: Span, now_s: float) -> float:
     return 0.0 if resident is None or guest is None else gpu_s(span, now_s) * (resident + guest - 1.0)
 
 
-def isd_pct(elapsed_s: float, parts: Iterable[tuple[float, float]]) -> float | None:
-    """Slow-down over the whole run of a job that ran `elapsed_s`, of which each part is (seconds shared, rate)."""
-    alone_s = elapsed_s - sum(seconds * (1 - rate) for seconds, rate in parts)
-    return 100 * (elapsed_s / alone_s - 1) if alone_s > 0 else None
-
-
 def whole_run_isd_pct(
     elapsed_s: float | None, parts: Sequence[tuple[float, float | None]], paused_s: float = 0.0
 ) -> float | None:
-    """The same; None as soon as one part's rate is unknown, or if there is no part.
+    """Slow-down over the whole run of a job that ran `elapsed_s`, of which each part is (seconds shared, rate).
 
-    `elapsed_s` is wall time, and of it the job itself was paused for `paused_s`, which count as its slow-down.
+    None as soon as one part's rate is unknown, or if there is no part. `elapsed_s` is wall time, and of it the job
+    itself was paused for `paused_s`, which count as its slow-down.
     """
     known = [(seconds, rate) for seconds, rate in parts if rate is not None]
     if elapsed_s is None or not parts or len(known) < len(parts):
         return None
     # Slurm counts whole seconds: a job cannot have shared for longer than it ran.
     known.append((paused_s, 0.0))
-    return isd_pct(max(elapsed_s, sum(seconds for seconds, _ in known)), known)
+    lasted_s = max(elapsed_s, sum(seconds for seconds, _ in known))
+    alone_s = lasted_s - sum(seconds * (1 - rate) for seconds, rate in known)
+    return 100 * (lasted_s / alone_s - 1) if alone_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,11 @@ def job_lines(
         *_waiting(job),
         *_use(job, "not known" if note else _unmeasured(job), bars),
         *_sharing(job, names),
-        *_story(story),
-        *_note(note),
+        *(
+            textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent=" " * 12, break_long_words=False)
+            for text in story
+        ),
+        *([_line("Note", note)] if note else []),
     ]
 
 
@@ -180,13 +183,3 @@ def _stay(stay: Stay, names: Mapping[int, str]) -> str:
     neighbour_paused = stay.paused_s and stay.role == RESIDENT
     paused = f"; its neighbour was paused for it, {duration_text(stay.paused_s)} in all" if neighbour_paused else ""
     return f"{duration_text(stay.seconds)}{lasting} with {beside} on {card}, as {stay.role}: slower by {cost}{paused}"
-
-
-def _story(story: Sequence[str]) -> Iterator[str]:
-    for text in story:
-        yield textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent=" " * 12, break_long_words=False)
-
-
-def _note(note: str) -> Iterator[str]:
-    if note:
-        yield _line("Note", note)

@@ -5,7 +5,6 @@ Every table, document, figure and page is made from a `JobView`. What nobody kno
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -219,8 +218,8 @@ class JobView:
 
     @property
     def past_promise(self) -> bool:
-        broken = self.measured_isd_pct is not None and self.promised_pct is not None
-        return broken and (self.measured_isd_pct or 0.0) > (self.promised_pct or 0.0)
+        seen, promised = self.measured_isd_pct, self.promised_pct
+        return seen is not None and promised is not None and seen > promised
 
     @property
     def why(self) -> Reason | None:
@@ -317,10 +316,7 @@ def with_history(view: JobView, known: History, promise: SitePromises, cpu_used_
 
 def _of_this_run(view: JobView, known: History) -> History:
     """What is known of a job's last run alone, which has ended when Slurm says so: the helper hears of it later."""
-    begun_s, run = (
-        math.inf if view.start_s is None or view.elapsed_s is None else view.start_s,
-        known.runs.get(view.raw_id),
-    )
+    begun_s, run = inf if view.start_s is None or view.elapsed_s is None else view.start_s, known.runs.get(view.raw_id)
     spans = [
         span if span.end_s is not None or view.end_s is None else replace(span, end_s=max(view.end_s, span.start_s))
         for span in known.spans

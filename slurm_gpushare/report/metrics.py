@@ -66,6 +66,18 @@ def spool_state(spool_dir: Path) -> SpoolState | None:
 
 
 @dataclass(frozen=True, slots=True)
+class LastDay:
+    """The last day."""
+
+    saved_gpu_s: float
+    """What was expected counts where nothing was measured."""
+    shared_gpu_s: float
+    isd_pct: Distribution
+    """Measured, of jobs that ended and shared."""
+    past_promise: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFigures:
     """What comes from the store, all of it or nothing."""
 
@@ -84,19 +96,12 @@ def store_figures(store: Store, promise: SitePromises, now_s: float) -> StoreFig
 def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> Iterator[str]:
     yield f"# HELP gpushare_{name} {text}"
     yield f"# TYPE gpushare_{name} {kind}"
-    yield from (f"gpushare_{name}{labels} {_value(value)}" for labels, value in samples.items())
-
-
-def _value(value: float) -> str:
-    return "NaN" if math.isnan(value) else f"{value:.10g}"
+    for labels, value in samples.items():
+        yield f"gpushare_{name}{labels} {'NaN' if math.isnan(value) else f'{value:.10g}'}"
 
 
 def _gauge(name: str, text: str, value: float) -> Iterator[str]:
     return _family(name, "gauge", text, {"": value})
-
-
-def _counter(name: str, text: str, value: float) -> Iterator[str]:
-    return _family(f"{name}_total", "counter", text, {"": value})
 
 
 def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -163,7 +168,7 @@ def _counted(counters: Counter[str]) -> Iterator[str]:
     text = "Cards that became empty with one of our jobs next in the queue: whether the helper decided who got them."
     yield from _family("cards_total", "counter", text, cards)
     for name, text, of, parts in _COUNTERS:
-        yield from _counter(name, text, counters[of] / parts)
+        yield from _family(f"{name}_total", "counter", text, {"": counters[of] / parts})
     failed = {name.removeprefix(ERRORS): count for name, count in counters.items() if name.startswith(ERRORS)}
     text = "What went wrong in the helper and was tried again, by what it was about to do; its log says where."
     yield from _family("errors_total", "counter", text, _labelled("kind", {"tick": 0} | failed))
@@ -173,18 +178,6 @@ def _counted(counters: Counter[str]) -> Iterator[str]:
 
 
 DAY_S = 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class LastDay:
-    """The last day."""
-
-    saved_gpu_s: float
-    """What was expected counts where nothing was measured."""
-    shared_gpu_s: float
-    isd_pct: Distribution
-    """Measured, of jobs that ended and shared."""
-    past_promise: int
 
 
 def last_day(store: Store, promise: SitePromises, now_s: float) -> LastDay:

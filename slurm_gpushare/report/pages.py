@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from slurm_gpushare import __version__
 from slurm_gpushare.protocol import text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a page comes from, for its last line."""
-
-    slurm_cluster: str = ""
-    version: str = ""
-    command: str = ""
 
 
 def _unbroken(value: str) -> str:
@@ -48,9 +42,14 @@ def _environment() -> Environment:
     return found
 
 
-def render(template: str, **values: Any) -> str:
-    """The page. Raises ModuleNotFoundError where Jinja2 is not installed; the command says what to install."""
-    return _environment().get_template(template).render(**values)
+def render(template: str, slurm_cluster: str = "", **values: Any) -> str:
+    """The page, whose last line says where it comes from: of which Slurm cluster and by which command.
+
+    Raises ModuleNotFoundError where Jinja2 is not installed; the command says what to install.
+    """
+    command = shlex.join(["gpushare", *sys.argv[1:]])
+    page = _environment().get_template(template)
+    return page.render(slurm_cluster=slurm_cluster, version=__version__, command=command, **values)
 
 
 def cluster_key(clusters: Any) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from slurm_gpushare.protocol.text import (
 )
 from slurm_gpushare.report.job_figures import lasted_s, measured, rates_of, span_s
 from slurm_gpushare.report.job_view import GUEST, JOINED, ROLES, JobView
-from slurm_gpushare.report.pages import Origin, cluster_key, render
+from slurm_gpushare.report.pages import cluster_key, render
 from slurm_gpushare.report.summary import Report
 
 if TYPE_CHECKING:
@@ -46,14 +46,8 @@ _SHORT_WAITS = (
     (0, "< 10 s"), (10, "10-30 s"), (30, "30-60 s"), (60, "1-2 min"), (120, "2-5 min"), (300, "5-15 min"),
 )  # fmt: skip
 Bars = list[tuple[str, list[float]]]
-
-
-class ProfilePoint(NamedTuple):
-    """A workload in the cluster picture."""
-
-    mgup_pct: float
-    mgmap_pct: float
-    cluster: int | None
+Dot = tuple[float, float, int | None, str]
+"""Of a picture: where it is to the right and upwards, its cluster, its words."""
 
 
 class KnowledgeCells(NamedTuple):
@@ -64,10 +58,10 @@ class KnowledgeCells(NamedTuple):
     isd_pct: Sequence[Sequence[float | None]]
 
 
-def profile_points(store: Store) -> list[ProfilePoint]:
+def profile_points(store: Store) -> list[Dot]:
     """Every profiled workload, for the picture of the clusters."""
     return [
-        ProfilePoint(profile.features["mgup"], profile.features["mgmap"], profile.cluster)
+        (profile.features["mgup"], profile.features["mgmap"], profile.cluster, cluster_name(profile.cluster))
         for profile in store.profiles.all()
         if {"mgup", "mgmap"} <= profile.features.keys()
     ]
@@ -92,23 +86,21 @@ def known_cells(store: Store | None, site_models: Sequence[str]) -> list[Knowled
 
 def render_report(
     report: Report,
-    profiles: Sequence[ProfilePoint] = (),
+    profiles: Sequence[Dot] = (),
     cells: Sequence[KnowledgeCells] = (),
-    origin: Origin | None = None,
+    slurm_cluster: str = "",
     shadow: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The whole page. `shadow` are the lines about what sharing would have done."""
-    origin = origin or Origin()
     judged = [job for job in report.jobs if job.measured_isd_pct is not None]
     both = [job for job in judged if job.expected_isd_pct is not None]
     users = {job.raw_id: job.user for job in report.jobs}
     dots = [(job.expected_isd_pct, job.measured_isd_pct, job.cluster, f"job {job.key}") for job in both[-MAX_DOTS:]]
-    clusters = [(p.mgup_pct, p.mgmap_pct, p.cluster, cluster_name(p.cluster)) for p in profiles[-MAX_DOTS:]]
     return render(
         "report.html.j2",
-        title=f"GPU sharing on {origin.slurm_cluster}" if origin.slurm_cluster else "GPU sharing",
+        slurm_cluster,
+        title=f"GPU sharing on {slurm_cluster}" if slurm_cluster else "GPU sharing",
         period=period(report.start_s, report.end_s),
-        origin=origin,
         report=report,
         measured_pct=_measured_pct(report),
         waiting=hours_span(dict(zip(("low", "high"), report.waiting_avoided_h, strict=True)))
@@ -132,7 +124,7 @@ def render_report(
         predictions=dots,
         furthest=max([10.0, *(max(x or 0.0, y or 0.0) for x, y, *_ in dots)]) * 1.05,
         cells=cells,
-        profiles=clusters,
+        profiles=profiles[-MAX_DOTS:],
         all_dots=(len(both), len(profiles)),
         owners=sorted(report.owners, key=lambda line: natural(line.user)),
         cluster_key=cluster_key,
@@ -290,14 +282,14 @@ def stretches(report: Report) -> list[Stretch]:
         return []
     for job in report.jobs:
         if job.start_s is not None:
-            for stretch, spent_h in _spread(found, job.start_s, job.end_s or report.end_s):
-                stretch.alone_h += job.cards * spent_h
+            for at, spent_h in _spread(found, job.start_s, job.end_s or report.end_s):
+                found[at].alone_h += job.cards * spent_h
     own = {job.raw_id for job in report.jobs}
     for span in report.spans:
         sides = (span.resident_job in own) + (span.guest_job in own)
-        for stretch, spent_h in _spread(found, span.start_s, span.start_s + lasted_s(span, report.end_s)):
-            stretch.alone_h = max(stretch.alone_h - sides * span.gpus * spent_h, 0.0)
-            stretch.shared_h += sides / 2 * span.gpus * spent_h
+        for at, spent_h in _spread(found, span.start_s, span.start_s + lasted_s(span, report.end_s)):
+            found[at].alone_h = max(found[at].alone_h - sides * span.gpus * spent_h, 0.0)
+            found[at].shared_h += sides / 2 * span.gpus * spent_h
     return found
 
 
@@ -311,13 +303,12 @@ def _empty(report: Report) -> list[Stretch]:
 def shared_by_card(report: Report) -> tuple[list[Stretch], dict[tuple[str, int], list[float]]]:
     """The stretches of the period, and for each card that was shared the part of each for which it was."""
     found = _empty(report)
-    at = {id(stretch): number for number, stretch in enumerate(found)}
     cards: dict[tuple[str, int], list[float]] = {}
     for span in report.spans:
-        for stretch, spent_h in _spread(found, span.start_s, span.start_s + lasted_s(span, report.end_s)):
+        for at, spent_h in _spread(found, span.start_s, span.start_s + lasted_s(span, report.end_s)):
             for card in span.cards:
                 shares = cards.setdefault(card, [0.0] * len(found))
-                shares[at[id(stretch)]] += spent_h * 3600 / (stretch.end_s - stretch.start_s)
+                shares[at] += spent_h * 3600 / (found[at].end_s - found[at].start_s)
     return found, cards
 
 
@@ -341,14 +332,14 @@ def _steps(start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
         at += step
 
 
-def _spread(found: list[Stretch], start_s: float, end_s: float) -> Iterator[tuple[Stretch, float]]:
-    """The stretches that lie between two moments, each with its hours of it."""
+def _spread(found: list[Stretch], start_s: float, end_s: float) -> Iterator[tuple[int, float]]:
+    """The places of the stretches that lie between two moments, each with its hours of it."""
     size_s = found[0].end_s - found[0].start_s
     at = max(int((start_s - found[0].start_s) // size_s) - 1, 0)  # a day has 23 hours now and then
     while at < len(found) and found[at].start_s < end_s:
         spent_h = (min(end_s, found[at].end_s) - max(start_s, found[at].start_s)) / 3600
         if spent_h > 0:
-            yield found[at], spent_h
+            yield at, spent_h
         at += 1
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.node.figures import run_figures
@@ -67,28 +67,6 @@ class LiveFigures:
     """Cards that an administrator has taken out of sharing, and why; for those who may read the store."""
 
 
-class Source(Protocol):
-    """What this user may know."""
-
-    note: str
-    """Why something is unknown; empty where nothing is."""
-
-    def live(self) -> LiveFigures:
-        """Of jobs that are in the queue now."""
-
-    def of_job(self, raw_id: int, key: str, uid: int) -> History:
-        """All of one job."""
-
-    def keys(self) -> Mapping[int, str]:
-        """What users call the jobs that are in the queue now (6_2), by SLURM_JOB_ID; as of the last `of_job`."""
-
-    def between(self, start_s: float, end_s: float) -> History:
-        """Of all jobs of a period."""
-
-    def tokens(self, uid: int) -> Mapping[str, TokenFigures] | None:
-        """What is known of the user's workloads; None if nothing can be."""
-
-
 def _fresh(directory: Path) -> Published:
     published = read_public(directory)
     age_s = time.time() - published.at_s
@@ -97,15 +75,34 @@ def _fresh(directory: Path) -> Published:
     return published
 
 
-class _Remembered:
-    """Asks for what is in the queue once for all the jobs of a command."""
+class Source:
+    """What this user may know. What is in the queue is asked for once for all the jobs of a command."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._live: LiveFigures | None = None
         self._live_note = self.note = ""
+        """`note`: why something is unknown; empty where nothing is."""
 
     def live(self) -> LiveFigures:
+        """Of jobs that are in the queue now."""
         raise NotImplementedError
+
+    def of_job(self, raw_id: int, key: str, uid: int) -> History:
+        """All of one job."""
+        raise NotImplementedError
+
+    def between(self, start_s: float, end_s: float) -> History:
+        """Of all jobs of a period."""
+        raise NotImplementedError
+
+    def tokens(self, uid: int) -> Mapping[str, TokenFigures] | None:
+        """What is known of the user's workloads; None if nothing can be."""
+        raise NotImplementedError
+
+    def keys(self) -> Mapping[int, str]:
+        """What users call the jobs that are in the queue now (6_2), by SLURM_JOB_ID; as of the last `of_job`."""
+        return {job.raw_id: job.key for job in self._live.jobs.values()} if self._live else {}
 
     def _now(self) -> LiveFigures:
         if self._live is None:
@@ -114,16 +111,13 @@ class _Remembered:
         self.note = self._live_note
         return self._live
 
-    def keys(self) -> Mapping[int, str]:
-        return {job.raw_id: job.key for job in self._live.jobs.values()} if self._live else {}
 
-
-class PublishedSource(_Remembered):
+class PublishedSource(Source):
     """For users: the helper's files."""
 
     def __init__(self, directory: Path, uid: int, munge_socket: Path | None) -> None:
-        super().__init__()
-        self._directory, self._uid, self._munge_socket = directory, uid, munge_socket
+        super().__init__(directory)
+        self._uid, self._munge_socket = uid, munge_socket
         self._own: OwnFigures | None = None
         self._is_new = self._others = False
 
@@ -185,12 +179,11 @@ class PublishedSource(_Remembered):
         return None if own is None else {item.token: item for item in own.tokens}
 
 
-class StoreSource(_Remembered):
+class StoreSource(Source):
     """For administrators: the store, and the helper's file for what only the helper knows."""
 
     def __init__(self, store: Store, directory: Path) -> None:
-        super().__init__()
-        self._directory = directory
+        super().__init__(directory)
         self.store = store
 
     def live(self) -> LiveFigures:
@@ -247,24 +240,14 @@ def _activity(record: Record) -> Pair:
 # A report: one sacct call, one squeue if jobs still run, three queries.
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """As sacct's -u, -A, -p, -M take them; empty does not limit."""
-
-    users: str = ""
-    accounts: str = ""
-    partitions: str = ""
-    slurm_clusters: str = ""
-
-
 def collect(
-    slurm: Slurm, source: Source, period: tuple[datetime, datetime], filters: Filters, promise: SitePromises
+    slurm: Slurm, source: Source, period: tuple[datetime, datetime], query: AccountingQuery, promise: SitePromises
 ) -> Report:
-    """The report of `period`, local time. What `source` does not know is told as unknown."""
+    """The report of `period`, local time, on the jobs of `query`. What `source` does not know is told as unknown."""
     start_s, end_s = (moment.timestamp() for moment in period)
     start, end = (moment.strftime("%Y-%m-%dT%H:%M:%S") for moment in period)
-    query = AccountingQuery(start=start, end=end, **asdict(filters))
-    jobs = (job for job in _with_tags(slurm, slurm.accounting(query)) if job.gpus or job.shards or job.tag)
+    found = slurm.accounting(replace(query, start=start, end=end))
+    jobs = (job for job in _with_tags(slurm, found) if job.gpus or job.shards or job.tag)
     return summarise(jobs, source.between(start_s, end_s), promise, start_s, end_s)
 
 

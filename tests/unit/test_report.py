@@ -20,12 +20,11 @@ from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag
 from slurm_gpushare.protocol.text import natural
 from slurm_gpushare.report import report_page
 from slurm_gpushare.report.export import CSV_COLUMNS, to_csv, to_json
-from slurm_gpushare.report.job_figures import Distribution, isd_pct, spread
+from slurm_gpushare.report.job_figures import Distribution, spread, whole_run_isd_pct
 from slurm_gpushare.report.job_view import History, JobView
 from slurm_gpushare.report.pages import ticks
 from slurm_gpushare.report.report_page import (
     KnowledgeCells,
-    ProfilePoint,
     accrued,
     shared_by_card,
     stays_by_card,
@@ -311,7 +310,7 @@ def test_nodes_are_sorted_as_people_count() -> None:
 
 
 def test_a_job_that_did_no_work_has_no_slow_down() -> None:
-    assert isd_pct(100, [(100, 0.0)]) is None
+    assert whole_run_isd_pct(100, [(100, 0.0)]) is None
 
 
 def test_percentiles_are_values_that_occurred() -> None:
@@ -341,7 +340,7 @@ def test_a_neighbour_that_the_site_hides_is_unknown_not_job_0() -> None:
 
 
 def test_page_is_well_formed_and_needs_nothing_from_outside(pair: Report) -> None:
-    page = render(pair, [ProfilePoint(50, 40, 1)], [KnowledgeCells("V100", [[5.0, None], [40.0, 90.0]])])
+    page = render(pair, [(50, 40, 1, "cluster 1")], [KnowledgeCells("V100", [[5.0, None], [40.0, 90.0]])])
     for fragment in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + fragment.split("</svg>")[0] + "</svg>")
     assert "http" not in page
