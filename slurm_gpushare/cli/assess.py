@@ -118,7 +118,7 @@ def assess(
     if as_json:
         echo_json(document)
     else:
-        click.echo(_text(found, document))
+        click.echo(_text(document))
 
 
 def _of_accounting(slurm: Slurm, start: datetime, end: datetime, partitions: str, clusters: str) -> list[PastJob]:
@@ -213,17 +213,17 @@ def _sum(bands: Sequence[Band]) -> Band:
     return Band(*(sum(getattr(band, end) for band in bands) for end in ("low", "middle", "high")))
 
 
-def _text(found: Sequence[Assessment], document: dict[str, Any]) -> str:
+def _text(document: dict[str, Any]) -> str:
     numbers = ("JOBS", "GPUS", "GPU_H", "SAVED%", "SAVED_H", "WAIT", "SHARING", "ISD%")
     columns = [Column("PARTITION"), *(right(name) for name in numbers)]
     rows = [
         (
-            item.partition[:12], str(item.jobs), str(item.gpus), _few(item.gpu_hours), _short(item.saved_pct),
-            _short(item.saved_gpu_h, ".1f" if item.gpu_hours < 10 else ".0f"),
-            duration_text(item.plain_wait_s), duration_text(item.wait_s.middle),
-            isd(asdict(item)).replace(" to ", "-").removesuffix(" %"),
+            item["partition"][:12], item["jobs"], item["gpus"],
+            format(item["gpu_hours"], ".0f" if item["gpu_hours"] >= 10 else ".1f"), _short(span(item["saved_pct"])),
+            _short(span(item["saved_gpu_h"], ".1f" if item["gpu_hours"] < 10 else ".0f")),
+            duration_text(item["plain_wait_s"]), duration_text(item["wait_s"]["middle"]), _short(isd(item)),
         )
-        for item in found
+        for item in document["partitions"]
     ]  # fmt: skip
     total = document["total"]
     lines = [
@@ -234,24 +234,19 @@ def _text(found: Sequence[Assessment], document: dict[str, Any]) -> str:
         f" {span(total['saved_pct'], '.0f', ' %')}",
         f"waits avoided   {hours_span(total['waits_avoided_h'])}, all jobs together",
     ]
-    for item in found:
-        seen = "" if item.observed_wait_s is None else f" (they really waited {duration_text(item.observed_wait_s)})"
-        lines.append(
-            f"{item.partition}: mean wait {duration_text(item.plain_wait_s)} in the simulator without sharing{seen},"
-            f" {durations(asdict(item.wait_s))} with it"
-        )
-        lines += remarks(asdict(item))
-        if why := why_nobody_shares(asdict(item)):
-            lines.append(f"{item.partition}: {why}")
-        if item.jobs < item.all_jobs:
-            lines.append(f"{item.partition}: the last {item.jobs} of {item.all_jobs} jobs were simulated")
+    for item in document["partitions"]:
+        name, plain, really_s = item["partition"], duration_text(item["plain_wait_s"]), item["observed_wait_s"]
+        seen = "" if really_s is None else f" (they really waited {duration_text(really_s)})"
+        with_it = durations(item["wait_s"])
+        lines.append(f"{name}: mean wait {plain} in the simulator without sharing{seen}, {with_it} with it")
+        lines += remarks(item)
+        if why := why_nobody_shares(item):
+            lines.append(f"{name}: {why}")
+        if item["jobs"] < item["all_jobs"]:
+            lines.append(f"{name}: the last {item['jobs']} of {item['all_jobs']} jobs were simulated")
     head, rest = lines[:2], lines[2:]
     return "\n".join([*head, *(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in rest)])
 
 
-def _few(gpu_h: float) -> str:
-    return f"{gpu_h:.0f}" if gpu_h >= 10 else f"{gpu_h:.1f}"
-
-
-def _short(band: Band, form: str = ".0f") -> str:
-    return span(asdict(band), form).replace(" to ", "-")
+def _short(range_text: str) -> str:
+    return range_text.replace(" to ", "-").removesuffix(" %")

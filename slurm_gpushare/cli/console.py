@@ -250,6 +250,13 @@ def source(config: Config, *, loud: bool = False) -> Source:
     return PublishedSource(config.public_dir, os.geteuid(), config.munge_socket)
 
 
+def open_store(config: Config, *, read_only: bool = False) -> Store:
+    """The store, for a command that cannot do without. Its library, which login nodes lack, is imported only here."""
+    from slurm_gpushare.store.store import Store
+
+    return Store(config.store_url, read_only=read_only)
+
+
 def settings() -> Config:
     """The settings in force. While gpushare.conf has a mistake or is away: the last good ones, and a warning."""
     config, fault = settings_and_fault()
@@ -271,17 +278,15 @@ def settings_or_defaults(*, loud: bool = True) -> Config:
 def readable_store(config: Config, *, loud: bool = True) -> Store | None:
     """The store for reading, or None: users have no access to it, and need none.
 
-    The database library is imported only where there is something to open: commands answer at once without it. Who
-    was told already that the defaults are used is not told that nothing is there.
+    Commands answer at once where there is nothing to open. Who was told already that the defaults are used is not told
+    that nothing is there.
     """
     loud = loud and config.source is not None
     path = config.store_url.removeprefix("sqlite://")
     if path != config.store_url and not os.access(path, os.R_OK) and not (loud and not is_there(Path(path))):
         return None
     try:
-        from slurm_gpushare.store.store import Store
-
-        return Store(config.store_url, read_only=True)
+        return open_store(config, read_only=True)
     except ModuleNotFoundError as missing:
         if loud:
             warn(f"{NotInstalled(missing.name or '', 'controller')} What the helper published is shown.")

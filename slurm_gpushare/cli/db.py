@@ -10,9 +10,31 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, JSON, YES, Column, echo_json, existing_uid, right, settings, table, warn
+from slurm_gpushare.cli.console import (
+    DRY_RUN,
+    JSON,
+    YES,
+    Column,
+    echo_json,
+    existing_uid,
+    open_store,
+    right,
+    settings,
+    table,
+    warn,
+)
 from slurm_gpushare.protocol.errors import BadInput, Exit
 from slurm_gpushare.protocol.files import user_name
+from slurm_gpushare.protocol.text import moment
+
+_UNITS_S = {"h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
+_LEAST_KEPT_S = 7 * 86_400
+
+
+@click.group("db")
+def db() -> None:
+    """Look after the store and its records of conduct."""
+
 
 # ``gpushare db strikes`` and ``db audit``, for administrators: who was not what was measured, and who was slowed.
 
@@ -20,7 +42,7 @@ from slurm_gpushare.protocol.files import user_name
 _DAYS = click.option("--days", default=30, show_default=True, help="How far to look back.")
 
 
-@click.command("strikes")
+@db.command("strikes")
 @click.option("-u", "--user", help="Every strike of this user (name or uid) instead of a count by user.")
 @_DAYS
 @JSON
@@ -30,10 +52,8 @@ def strikes(user: str | None, days: int, as_json: bool) -> None:
     A strike is a running job that used more than was measured of its token, in two interim records running. Its token
     is measured anew on a whole card before it shares again. A strike may be a lie or a new version of a program.
     """
-    from slurm_gpushare.store import Store
-
     since_s = time.time() - days * 86_400
-    with Store(settings().store_url, read_only=True) as store:
+    with open_store(settings(), read_only=True) as store:
         counts = store.conduct.strikes_by_uid(since_s)
         found = [] if user is None else [s for s in store.conduct.strikes_of(existing_uid(user)) if s.at_s >= since_s]
     if as_json:
@@ -48,14 +68,12 @@ def strikes(user: str | None, days: int, as_json: bool) -> None:
         click.echo(table(heads, rows))
 
 
-@click.command("audit")
+@db.command("audit")
 @_DAYS
 @JSON
 def audit(days: int, as_json: bool) -> None:
     """List jobs that were slowed past their promise, and by whose job."""
-    from slurm_gpushare.store import Store
-
-    with Store(settings().store_url, read_only=True) as store:
+    with open_store(settings(), read_only=True) as store:
         found = store.conduct.broken_promises(time.time() - days * 86_400)
     if as_json:
         echo_json([{**asdict(b), "user": user_name(b.uid), "by_user": user_name(b.by_uid)} for b in found])
@@ -71,20 +89,7 @@ def audit(days: int, as_json: bool) -> None:
 
 
 def _when(at_s: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
-
-
-_UNITS_S = {"h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
-_LEAST_KEPT_S = 7 * 86_400
-
-
-@click.group("db")
-def db() -> None:
-    """Look after the store and its records of conduct."""
-
-
-db.add_command(strikes)
-db.add_command(audit)
+    return moment(at_s, "%Y-%m-%dT%H:%M:%S")
 
 
 @db.command("check")
@@ -92,7 +97,6 @@ db.add_command(audit)
 @click.pass_context
 def check(ctx: click.Context, as_json: bool) -> None:
     """Check that the store is sound, and say how much is in it. Exit code 3 if it is not."""
-    from slurm_gpushare.store import Store
     from slurm_gpushare.store.database import Database
     from slurm_gpushare.store.maintenance import problems, sizes
 
@@ -101,7 +105,7 @@ def check(ctx: click.Context, as_json: bool) -> None:
     found = problems(database)
     rows = {}
     if not found:
-        with Store(config.store_url) as store:
+        with open_store(config) as store:
             rows = sizes(store)
     if as_json:
         echo_json({"store": database.where, "problems": found, "rows": rows})
@@ -125,10 +129,9 @@ def ingest(as_json: bool) -> None:
     """
     from slurm_gpushare.helper.housekeeping import job_tokens, make_ingest
     from slurm_gpushare.slurm.commands import connect
-    from slurm_gpushare.store import Store
 
     config = settings()
-    with Store(config.store_url) as store:
+    with open_store(config) as store:
         summary = make_ingest(config, store, job_tokens(connect(), store)).run_all()
     counts = {name: summary.counts[name] for name in _WORDS}
     if as_json:
@@ -215,7 +218,7 @@ def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> N
     What profiles of tokens still in use rest on is kept, and so is the last week.
     """
     from slurm_gpushare.helper.lock import Lock
-    from slurm_gpushare.store import Store, retention
+    from slurm_gpushare.store import retention
 
     kept_s = None if age is None else _seconds(age)
     if kept_s is None and not compact:
@@ -223,7 +226,7 @@ def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> N
     if kept_s is not None and kept_s < _LEAST_KEPT_S:
         raise BadInput(f"--older-than {age}: the last week is always kept", "Give 7d or more.")
     config = settings()
-    with Store(config.store_url) as store:
+    with open_store(config) as store:
         where = store.database.where
         if kept_s is not None:
             before_s = retention.present_s(store.database, time.time()) - kept_s
@@ -249,12 +252,11 @@ def forget_command(user: str, dry_run: bool, yes: bool) -> None:
 
     What others' jobs shared with theirs stays, without a token. A token that is used again is somebody's first.
     """
-    from slurm_gpushare.store import Store
     from slurm_gpushare.store.published import OWNERS
     from slurm_gpushare.store.retention import forget_user
 
     config, uid = settings(), int(user) if user.isdecimal() else existing_uid(user)
-    with Store(config.store_url) as store:
+    with open_store(config) as store:
         where, planned = store.database.where, _told(forget_user(store, uid, dry_run=True))
         if dry_run or not planned:
             click.echo(f"{where}: {'would remove' if planned else 'holds'} {planned or 'nothing of this user'}")

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, FILE, JSON, Column, echo_json, echo_models, right, settings, table
+from slurm_gpushare.cli.console import (
+    DRY_RUN,
+    FILE,
+    JSON,
+    Column,
+    echo_json,
+    echo_models,
+    open_store,
+    right,
+    settings,
+    table,
+)
 from slurm_gpushare.cli.kb_clusters import clusters
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import check_directory
@@ -156,12 +167,11 @@ def _figures(gpu_model: str | None) -> list[list[Figure5]]:
     """For each GPU model the site's own figure, where its store can be read and knows tokens, and then the base's."""
     from slurm_gpushare.helper.site_knowledge import of_base, of_site
     from slurm_gpushare.knowledge.kb import default_kb
-    from slurm_gpushare.store import Store
     from slurm_gpushare.store.workloads import models_of
 
     try:
         config = settings()
-        with Store(config.store_url, read_only=True) as store:
+        with open_store(config, read_only=True) as store:
             models = [gpu_model.upper()] if gpu_model else models_of(store.database, config.gpu_models).values()
             return [of_site(store, model) for model in models]
     except GpushareError as error:
@@ -193,7 +203,6 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     """
     from slurm_gpushare.knowledge.tables import read_pairs
     from slurm_gpushare.protocol.tokens import TOKEN
-    from slurm_gpushare.store import Store
     from slurm_gpushare.store.sharing import Observation
 
     measured = read_pairs(pairs, gpu_model=gpu_model, repeats=True)
@@ -208,7 +217,7 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
         for a, b, rate in ((first, second, rate_a), (second, first, rate_b))
         if rate == rate  # infeasible pairs have none
     ]
-    with Store(settings().store_url) as store:
+    with open_store(settings()) as store:
         added = store.observations.add(found)
     click.echo(f"{added} observations taken in, {len(found) - added} known already")
 
@@ -243,11 +252,10 @@ def _known(gpu_model: str) -> LearnedKnowledge:
     """What the store has learned of a GPU model; nothing yet, where there is no store to read."""
     from slurm_gpushare.helper.learner import Learner
     from slurm_gpushare.knowledge.learning import LearnedKnowledge
-    from slurm_gpushare.store import Store
 
     try:
         config = settings()
-        with Store(config.store_url, read_only=True) as store:
+        with open_store(config, read_only=True) as store:
             learner = Learner(store, gpu_model.upper(), writes=False)
             learner.catch_up()
             return learner.knowledge
@@ -266,13 +274,12 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
     Two are kept apart after a promise was broken beside each other, 95 % sure. It fades after two weeks.
     """
     from slurm_gpushare.protocol.tokens import TOKEN
-    from slurm_gpushare.store import Store
 
     tokens = [] if lift is None else lift.split(",")
     if lift is not None and not (1 <= len(tokens) <= 2 and all(TOKEN.fullmatch(token) for token in tokens)):
         raise BadInput(f"--lift {lift}: must be one token, or two separated by a comma")
     now_s = time.time()
-    with Store(settings().store_url) as store:
+    with open_store(settings()) as store:
         found = [ban for ban in store.sharing.bans(now_s) if ban.names(tokens)]
         if tokens and not dry_run:
             store.sharing.lift(*tokens)

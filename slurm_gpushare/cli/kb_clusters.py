@@ -13,6 +13,7 @@ from slurm_gpushare.cli.console import (
     JSON,
     Column,
     echo_models,
+    open_store,
     readable_store,
     right,
     settings,
@@ -45,10 +46,9 @@ def fit(k: int | None, gpu_model: str | None) -> None:
     model, so that the submit hook sees the old ones or the new ones, never some of each.
     """
     from slurm_gpushare.helper.cluster_assignment import refit
-    from slurm_gpushare.store import Store
 
     config = settings()
-    with Store(config.store_url) as store:
+    with open_store(config) as store:
         fitted = [refit(store, name, k=k) for name in _wanted(gpu_model, config, store)]
     for found in fitted:
         click.echo(f"{found.gpu_model}: model {found.version}, {found.model.k} clusters by {found.model.chosen}")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, JSON, Column, check_names, echo_json, right, settings, table
+from slurm_gpushare.cli.console import DRY_RUN, JSON, Column, check_names, echo_json, open_store, right, settings, table
 from slurm_gpushare.protocol.errors import BadInput
+from slurm_gpushare.protocol.text import moment
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.values import expand
@@ -29,12 +30,11 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
     without any the command lists what is off. It holds until 'gpushare on', also when the helper or the controller
     starts anew.
     """
-    from slurm_gpushare.store import Store
     from slurm_gpushare.store.store import OffCard
 
     config = settings()
     wanted = addresses(places, connect().nodes()) if places else []
-    with Store(config.store_url, read_only=dry_run or not places) as store:
+    with open_store(config, read_only=dry_run or not places) as store:
         known = {(card.node, card.gpu): card for card in store.knowledge.off_cards()}
         now_s = int(time.time())
         known |= {(node, gpu): OffCard(node, gpu, why, now_s) for node, gpu in wanted}
@@ -46,8 +46,7 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
     elif places:
         click.echo(f"{named(wanted)}: {'would be' if dry_run else 'is'} out of sharing, for whole GPUs alone")
     elif cards:
-        day = "%Y-%m-%d %H:%M"
-        rows = [(card.node, card.gpu, time.strftime(day, time.localtime(card.since_s)), card.why) for card in cards]
+        rows = [(card.node, card.gpu, moment(card.since_s), card.why) for card in cards]
         click.echo(table([Column("NODE"), right("GPU"), Column("SINCE"), Column("WHY")], rows))
     else:
         click.echo("no card is off")
@@ -59,12 +58,10 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
 @DRY_RUN
 def on(places: Sequence[str], everything: bool, dry_run: bool) -> None:
     """Let nodes or cards share again that were taken out."""
-    from slurm_gpushare.store import Store
-
     if bool(places) == everything:
         raise BadInput("on: name what shall share again, or --all", "'gpushare off' lists what is off.")
     config = settings()
-    with Store(config.store_url, read_only=dry_run) as store:
+    with open_store(config, read_only=dry_run) as store:
         cards = store.knowledge.off_cards()
         known = [(card.node, card.gpu) for card in cards]
         wanted = known if everything else addresses(places, connect().nodes())

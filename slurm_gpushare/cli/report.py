@@ -121,8 +121,9 @@ def report(
 
 
 def _whose(slurm: Slurm, users: str, uids: set[int]) -> str:
-    """Whose jobs are shown: plain users see their own, administrators everybody's."""
-    if uids == {os.geteuid()} or _administers(slurm):
+    """Whose jobs are shown: plain users see their own, root and SlurmUser everybody's."""
+    me = os.geteuid()
+    if uids == {me} or me == 0 or slurm_user(slurm.config()).name == getpass.getuser():
         return users
     if uids:
         raise BadInput("users see their own jobs; those of others are for administrators", "Leave -u out.")
@@ -154,11 +155,6 @@ def _with_simulations(slurm: Slurm, store: Store, config: Config, found: Report)
     return replace(found, waiting_avoided_h=(band.low, band.high) if band else None), shadow
 
 
-def _administers(slurm: Slurm) -> bool:
-    """Root and SlurmUser see everybody's jobs."""
-    return os.geteuid() == 0 or slurm_user(slurm.config()).name == getpass.getuser()
-
-
 # The report on a terminal: 80 columns, units that fit, and of how many jobs each figure speaks.
 
 
@@ -167,8 +163,7 @@ def report_text(found: Report) -> str:
     blocks = [f"GPU sharing, {period(found.start_s, found.end_s)}", _figures(found)]
     if found.pairs:
         columns = (
-            Column("RESIDENT"), Column("GUEST"), right("STAYS"), right("MEASURED"),
-            right("TIME"),
+            Column("RESIDENT"), Column("GUEST"), right("STAYS"), right("MEASURED"), right("TIME"),
             right("ISD_RESIDENT%", ".0f"), right("ISD_GUEST%", ".0f"), right("PS%", ".0f"),
         )  # fmt: skip
         rows = (
@@ -187,8 +182,7 @@ def report_text(found: Report) -> str:
         blocks.append(f"From submission to start\n{table(times, waits)}")
     if len(found.owners) > 1 and found.complete:
         by_user = (
-            Column("USER"), right("JOBS"), right("SHARED"), right("SAVED"),
-            right("MEASURED"), right("ISD%", ".0f"),
+            Column("USER"), right("JOBS"), right("SHARED"), right("SAVED"), right("MEASURED"), right("ISD%", ".0f"),
         )  # fmt: skip
         owners = (
             (o.user, o.jobs, o.shared, hours(o.gpu_hours_saved), o.measured, o.isd_mean_pct) for o in found.owners

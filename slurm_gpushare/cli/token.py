@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import textwrap
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -24,7 +23,7 @@ from slurm_gpushare.cli.console import (
     warn,
 )
 from slurm_gpushare.protocol.errors import SlurmError
-from slurm_gpushare.protocol.text import WIDTH, duration_text
+from slurm_gpushare.protocol.text import WIDTH, duration_text, moment
 from slurm_gpushare.protocol.tokens import TokenFile
 from slurm_gpushare.report.job_text import PREALLOCATED
 from slurm_gpushare.slurm.accounting import AccountingQuery
@@ -41,16 +40,11 @@ class TokenLine:
     """A token of the user's, and what is known of its workload."""
 
     name: str
-    token: str
-    published: TokenFigures | None
+    figures: TokenFigures
     readable: bool
     """Whether this user can read what is known."""
     completed: frozenset[int] | None = None
     """The user's jobs that came to their end, by SLURM_JOB_ID; None where accounting does not say."""
-
-    @property
-    def figures(self) -> TokenFigures:
-        return self.published or TokenFigures(self.token)
 
     @property
     def runs(self) -> int | None:
@@ -70,19 +64,15 @@ def _mem(line: TokenLine, mark: str = "") -> str | None:
     return None if mib is None else f"{mib / 1024:.1f}G{mark if line.figures.preallocated else ''}"
 
 
-def _day(at_s: float | None) -> str | None:
-    return None if at_s is None else time.strftime("%m-%d", time.localtime(at_s))
-
-
 FIELDS: dict[str, tuple[Column, Callable[[TokenLine], Cell]]] = {
-    "token": (Column("TOKEN"), lambda line: line.token),
+    "token": (Column("TOKEN"), lambda line: line.figures.token),
     "name": (Column("NAME"), lambda line: line.name),
     "known": (Column("KNOWN"), lambda line: {True: "yes", False: "no", None: None}[line.known]),
     "cluster": (right("CLUSTER"), lambda line: line.figures.cluster),
     "runs": (right("RUNS"), lambda line: line.runs),
     "time": (right("TIME"), lambda line: duration_text(line.figures.duration_s)),
     "mem": (right("MEM"), _mem),
-    "last": (Column("LAST"), lambda line: _day(line.figures.last_used_s)),
+    "last": (Column("LAST"), lambda line: line.figures.last_used_s and moment(line.figures.last_used_s, "%m-%d")),
 }
 
 
@@ -133,9 +123,10 @@ def list_tokens(listing: Listing) -> None:
         click.echo("No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.")
         return
     figures = source(settings_or_defaults(loud=False))
-    known = figures.tokens(os.geteuid())
-    done = _completed() if any(figure.jobs for figure in (known or {}).values()) else None
-    lines = [TokenLine(item.name, item.token, (known or {}).get(item.token), known is not None, done) for item in items]
+    told = figures.tokens(os.geteuid())
+    known = {item.token: TokenFigures(item.token) for item in items} | dict(told or {})
+    done = _completed() if any(figure.jobs for figure in known.values()) else None
+    lines = [TokenLine(item.name, known[item.token], told is not None, done) for item in items]
     if listing.as_json:
         echo_json([_document(line) for line in lines])
         return

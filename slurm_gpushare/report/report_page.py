@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 MAX_BARS = 4000
 MAX_DOTS = 2000
-MAX_NODES = 12
-"""More are folded up once more."""
-SHOWN = 20
-"""Rows of the table of broken promises; the others are folded up."""
 SHADOW_TITLE = "In the shadow: what sharing would have done"
 _EACH = {60: "minute", 300: "5 minutes", 3600: "hour", 21600: "6 hours", 86400: "day", 604800: "week"}
 _ISD_EDGES = (0, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
@@ -116,8 +112,6 @@ def render_report(
             (job, ", ".join(f"{n} ({users[n]})" if n in users else str(n) for n in job.neighbours if n))
             for job in sorted(report.past_promise, key=lambda job: job.measured_isd_pct or 0, reverse=True)
         ],
-        shown=SHOWN,
-        most_nodes=MAX_NODES,
         waits=_waits(report),
         roles=[(role, report.waits_s[role]) for role in ROLES if report.waits_s[role].count],
         nodes=card_by_card(report),
