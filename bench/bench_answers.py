@@ -17,12 +17,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
+
 from bench.large_site import GPUS_PER_NODE, TOKENS, LargeSite, Size, token
 from slurm_gpushare.helper.daemon import Daemon, collect_seldom
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 SIZE = Size(pending=10_000, gpus=2_500, pairs=0)
 SQUEUE_S = 5.0

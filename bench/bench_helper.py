@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
+
 from bench.large_site import Size, play, token
 from slurm_gpushare.helper.learner import Learner
 from slurm_gpushare.helper.tick import Helper
@@ -20,7 +22,6 @@ from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm import nodes, queue
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 TICK_S = 5.0
 DAY_S = 86_400.0

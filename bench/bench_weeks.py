@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
+
 from bench.bench_helper import DAY_S, GPUS, PlayedSlurm
 from bench.large_site import token
 from slurm_gpushare.helper.daemon import Daemon, collect_seldom
@@ -24,7 +26,6 @@ from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 DAYS = 28
 TICK_S, JOBS = 480.0, 60

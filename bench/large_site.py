@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
+
 from slurm_gpushare.helper.daemon import Daemon, collect_seldom
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.slurm import nodes, queue, runner
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 GPUS_PER_NODE = 4

@@ -11,19 +11,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from slurm_gpushare.protocol.record import gpu_model
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.statements import chunks, next_change, select_in
-
-if TYPE_CHECKING:
-    from slurm_gpushare.store.store import Store
 
 TOKENS_A_USER = 10_000
 """One token a workload: more would be a user who fills the store with them."""
@@ -295,43 +291,3 @@ def models_of(database: Database, site_names: Sequence[str]) -> dict[str, str]:
     """`own_names`, by what the nodes of this store have reported."""
     with database.read() as connection:
         return own_names(site_names, reported_models(connection))
-
-
-@dataclass(frozen=True, slots=True)
-class KnownProfile:
-    """What is known of a token without a run of ours: brought from another site, or set up for an experiment."""
-
-    token: str
-    owner_uid: int
-    gpu_model: str
-    mem_used_mib: int
-    mem_total_mib: int
-    cluster: int
-    duration_s: float | None = None
-    features: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-
-
-def enter_profiles(store: Store, profiles: Collection[KnownProfile]) -> None:
-    """Write profiles with their clusters in one transaction, in place of earlier ones of the same token and GPU."""
-    p, now_s = schema.profile, int(time.time())
-    with store.database.write() as connection:
-        claim(connection, {profile.token: profile.owner_uid for profile in profiles})
-        for profile in profiles:
-            connection.execute(delete(p).where(p.c.token == profile.token, p.c.gpu_model == profile.gpu_model))
-            connection.execute(
-                p.insert().values(
-                    token=profile.token,
-                    gpu_model=profile.gpu_model,
-                    generation=1,
-                    runs=1,
-                    mem_used_mib=profile.mem_used_mib,
-                    mem_total_mib=profile.mem_total_mib,
-                    duration_s=profile.duration_s,
-                    features=json.dumps(dict(profile.features), separators=(",", ":"), allow_nan=False),
-                    scatter="{}",
-                    cluster=profile.cluster,
-                    needs_cluster=0,
-                    updated_s=now_s,
-                )
-            )
-        touch(connection, [profile.token for profile in profiles])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
 from hook_testbed import USER, home_of, sbatch
@@ -26,7 +27,6 @@ from slurm_gpushare.slurm import commands
 from slurm_gpushare.slurm.accounting import AccountingQuery
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.store.spool import ENTRIES_A_LOOK, FILES_A_USER, KEPT_REJECTED
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 Verdict = Callable[[str, str, str], None]
 GAMES = pwd.getpwnam(USER).pw_uid

@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
@@ -28,7 +29,6 @@ from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.values import type_index
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 TOKENS = [f"gs-{letter * 20}" for letter in "abcdefghijklmnopqrstuvwxyz"]
 SLEEP = "exec sleep 600"

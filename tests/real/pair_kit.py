@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
@@ -14,7 +15,6 @@ from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH
 from slurm_gpushare.slurm.values import type_index
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 HUNGRY = endless(95, 80, 1024)
 

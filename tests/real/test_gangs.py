@@ -11,6 +11,7 @@ from gpushare_lab.emulator.card import EmulatedCard, now_us
 from gpushare_lab.emulator.node import card_path
 from gpushare_lab.experiment.submitting import show, wait_for
 from gpushare_lab.job.light_job import build_light_job
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.reset import idle_nodes
@@ -26,7 +27,6 @@ from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.nodes import GANGS_NEED
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 FOUR = "--gres=gpu:4"
 HALF_OF_EACH = "shard:4(1/2,1/2,1/2,1/2)"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gpushare_lab.experiment.submitting import submit
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
@@ -18,7 +19,6 @@ from telemetry_bed import workload
 
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.store.published import OWNERS, PUBLIC
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 ANN, BOB = "games", "man"
 

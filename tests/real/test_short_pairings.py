@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
@@ -14,7 +15,6 @@ from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH, Tally
 from slurm_gpushare.slurm.values import type_index
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 LONG = endless(95, 80, 1024)
 SHORT = workload(95, 80, 1024, work_s=4, epochs=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpushare_lab.experiment.submitting import wait_for
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.configuration import with_keys
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.processes import wait_until
@@ -20,7 +21,6 @@ from telemetry_bed import workload
 from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 A_NODE = "gpu1"
 

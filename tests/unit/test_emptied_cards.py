@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from world import TOKEN_A, TOKEN_B, FakeSlurm, job, node, running
 
 from slurm_gpushare.helper import act
@@ -24,7 +25,6 @@ from slurm_gpushare.slurm.nodes import completing_stops_everybody
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 CARD = GpuAddress("n0", 0)

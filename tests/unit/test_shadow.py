@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from world import TOKEN_A, TOKEN_B, TOKEN_C, FakeSlurm, Flat, job, node, running
@@ -33,7 +34,6 @@ from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 from slurm_gpushare.whatif.assess import PastJob
 from slurm_gpushare.whatif.shadow import KnownTokens, Shadow, in_the_shadow, known_tokens, shadow_of
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.tokens import TOKEN, TokenFile, has_wrong_letter, new_token, token_path
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gpushare_lab.emulator.card import Demand
 from gpushare_lab.job.contention import rate
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from world import NOW, TOKEN_A, TOKEN_B, running
 
 from slurm_gpushare.helper.learner import elapsed_observations
@@ -23,7 +24,7 @@ from slurm_gpushare.protocol.record import Closed, Features, Neighbour, Period, 
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.workloads import KnownProfile, Profile, enter_profiles
+from slurm_gpushare.store.workloads import Profile
 
 
 def stat(n: int, mean: float) -> Stat:

@@ -24,6 +24,7 @@ from gpushare_lab.chaos.fault import Fault
 from gpushare_lab.chaos.site import ChaosSite, Vitals
 from gpushare_lab.chaos.slurm_faults import heal_nodes
 from gpushare_lab.chaos.stream import KINDS, MEAN_S, Stream
+from gpushare_lab.known_profiles import enter_profiles
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.reset import reset
 from gpushare_lab.testbed.testbed import Testbed
@@ -32,7 +33,6 @@ from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.intake import waiting_jobs
-from slurm_gpushare.store.workloads import enter_profiles
 
 SETTINGS = {"SampleSeconds": "0.5", "InterimSeconds": "5", "LeaseSeconds": "10", "HeartbeatSeconds": "20"}
 FINISH_S = 600.0

@@ -14,12 +14,12 @@ from pathlib import Path
 from gpushare_lab.emulator.node import MEM_TOTAL_MIB
 from gpushare_lab.experiment.made_up_tokens import made_up_token
 from gpushare_lab.job.light_job import build_light_job
+from gpushare_lab.known_profiles import KnownProfile
 from gpushare_lab.testbed.configuration import TEST_USERS
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.helper.pair_speeds import ACTIVITY
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.store.sharing import Observation
-from slurm_gpushare.store.workloads import KnownProfile
 
 WORKLOADS = 4
 """Known ones, of each user."""

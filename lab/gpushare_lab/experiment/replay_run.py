@@ -22,6 +22,7 @@ from gpushare_lab.experiment.replay_jobs import ReplayJobs, rate_files, seat_nam
 from gpushare_lab.experiment.replay_outcome import JobStay, PolicyRun
 from gpushare_lab.experiment.submitting import submit
 from gpushare_lab.job.light_job import build_light_job
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.reset import idle_nodes, reset
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.protocol.errors import GpushareError
@@ -33,7 +34,6 @@ from slurm_gpushare.store import Store
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.sharing import Observation
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 POLICIES = ("exclusive", "packed", "fcfs", "random", "paper", "gpushare")
 KNOWLEDGE = ("cold", "telemetry", "learned", "oracle")

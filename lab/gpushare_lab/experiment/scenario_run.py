@@ -11,12 +11,12 @@ from gpushare_lab.emulator.node import MEM_TOTAL_MIB
 from gpushare_lab.experiment.helper_process import HelperProcess
 from gpushare_lab.experiment.scenarios import Actor, Scenario, ScenarioOutcome, ScenarioResult, begun
 from gpushare_lab.experiment.submitting import ENDED, show, submit
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.workloads import KnownProfile, enter_profiles
 
 SETTINGS = {
     "TickSeconds": "1",
