@@ -290,6 +290,13 @@ class Database:
             self._engine.dispose()
 
 
+class Subject:
+    """One subject of a store, as an attribute of it: every call is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+
 def insert_many(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *, replace: bool = False
 ) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 from sqlalchemy import or_, select, update
 
 from slurm_gpushare.protocol.history import SLACK_S, StoredJob
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database, insert_many
-from slurm_gpushare.store.statements import select_in
+from slurm_gpushare.store.statements import new_row, select_in
 
 Periods = Mapping[int, Sequence[tuple[float, float]]]
 """From when to when a SLURM_JOB_ID meant the job that is asked about: Slurm gives ids anew."""
@@ -59,9 +58,9 @@ class Jobs:
         added = [job for job in new if job.job_key not in now]
         if added or changed:
             with self._db.write() as connection:
-                insert_many(connection, schema.job, [_row(job) for job in added])
+                insert_many(connection, schema.job, [new_row(job) for job in added])
                 for job in changed:
-                    connection.execute(update(schema.job).where(_j.id == job.id).values(_row(job)))
+                    connection.execute(update(schema.job).where(_j.id == job.id).values(new_row(job)))
                 query = select(schema.job).where(_j.end_s.is_(None)).order_by(_j.id)
                 found = select_in(connection, query, _j.job_id, {job.job_id for job in added})
                 keys = {job.job_key for job in added}
@@ -84,7 +83,7 @@ class Jobs:
             found = select_in(connection, query, _j.job_id, {job.job_id for job in jobs})
             known = {(row.job_id, row.submit_s, row.uid) for row in found}
             new = [job for job in jobs if (job.job_id, job.submit_s, job.uid) not in known]
-            insert_many(connection, schema.job, [_row(job) for job in new])
+            insert_many(connection, schema.job, [new_row(job) for job in new])
 
     def of_ids(self, job_ids: Collection[int]) -> dict[int, list[StoredJob]]:
         """All jobs that had these ids, oldest first."""
@@ -126,9 +125,3 @@ class Jobs:
 
 
 _j = schema.job.c
-
-
-def _row(job: StoredJob) -> dict[str, Any]:
-    values = asdict(job)
-    del values["id"]
-    return values

@@ -18,7 +18,7 @@ from slurm_gpushare.store import schema
 from slurm_gpushare.store.combine import REMEMBERED_RUNS, Numbers, combine, describes_alone, is_brief, unlike
 from slurm_gpushare.store.database import Database, insert_many
 from slurm_gpushare.store.statements import chunks, delete_in, next_change, select_in
-from slurm_gpushare.store.workloads import LOG_DURATION, Profile, marks, measured, touch
+from slurm_gpushare.store.workloads import LOG_DURATION, Profile, marks, touch
 
 _Key = tuple[str, str]  # token, GPU model
 
@@ -97,17 +97,19 @@ def refine(connection: Connection, fresh: Sequence[RunNumbers]) -> Settled:
     result = Settled()
     states = _load(connection, {(run.token, run.gpu_model) for run in fresh})
     verdicts: list[dict[str, Any]] = []
-    now_s = int(time.time())
     for run in fresh:
         state = states[run.token, run.gpu_model]
         counted = _add(state, run, result)
-        verdicts.append({"b_id": run.id, "b_token": run.token, "b_state": "counted" if counted else "kept",
-                         "b_generation": state.generation if counted else None})  # fmt: skip
-    _mark(connection, verdicts)
-    _save(connection, {key: state for key, state in states.items() if state.changed}, now_s)
-    measured(connection, {token for (token, _), state in states.items() if state.measured_anew})
-    _save_memory(connection, {key: s for key, s in states.items() if s.memory_grew and not s.changed})
-    result.counts.update("counted" if v["b_generation"] else "kept" for v in verdicts)
+        verdicts.append({"b_id": run.id, "token": run.token, "state": "counted" if counted else "kept",
+                         "generation": state.generation if counted else None})  # fmt: skip
+    if verdicts:
+        mark = (
+            update(schema.run).where(schema.run.c.id == bindparam("b_id")).values(settled_seq=next_change(connection))
+        )
+        connection.execute(mark, verdicts)
+    _save(connection, states)
+    touch(connection, {token for (token, _), state in states.items() if state.measured_anew}, measure_since_s=None)
+    result.counts.update(verdict["state"] for verdict in verdicts)
     return result
 
 
@@ -209,37 +211,15 @@ def _earlier() -> Select[Any]:
 _EARLIER = _earlier()
 
 
-def _mark(connection: Connection, verdicts: Sequence[Mapping[str, Any]]) -> None:
-    if not verdicts:
-        return
-    r = schema.run
-    statement = (
-        update(r)
-        .where(r.c.id == bindparam("b_id"))
-        .values(
-            token=bindparam("b_token"),
-            state=bindparam("b_state"),
-            generation=bindparam("b_generation"),
-            settled_seq=next_change(connection),
-        )
-    )
-    connection.execute(statement, list(verdicts))
-
-
-def _save(connection: Connection, states: Mapping[_Key, _State], now_s: int) -> None:
-    if not states:
-        return
-    insert_many(connection, schema.profile, [_row(key, state, now_s) for key, state in states.items()], replace=True)
-    touch(connection, {token for token, _ in states})
-
-
-def _save_memory(connection: Connection, states: Mapping[_Key, _State]) -> None:
-    p = schema.profile
+def _save(connection: Connection, states: Mapping[_Key, _State]) -> None:
+    p, now_s = schema.profile, int(time.time())
+    anew = [_row(key, state, now_s) for key, state in states.items() if state.changed]
+    insert_many(connection, p, anew, replace=True)
     for (token, gpu_model), state in states.items():
-        where = (p.c.token == token, p.c.gpu_model == gpu_model)
-        connection.execute(update(p).where(*where).values(mem_used_mib=ceil(state.mem_used_mib)))
-    if states:
-        touch(connection, {token for token, _ in states})
+        if state.memory_grew and not state.changed:
+            where = (p.c.token == token, p.c.gpu_model == gpu_model)
+            connection.execute(update(p).where(*where).values(mem_used_mib=ceil(state.mem_used_mib)))
+    touch(connection, {token for (token, _), state in states.items() if state.changed or state.memory_grew})
 
 
 def _log_scatter(elapsed_s: Sequence[float]) -> dict[str, float]:
@@ -284,5 +264,4 @@ def keep_curves(connection: Connection, tokens: Mapping[int, str]) -> None:
         older = or_(w.c.cpus_at_s.is_(None), w.c.cpus_at_s <= record.end_s)
         values = {"cpus": enough_cpus(record.cpu_curve), "cpus_at_s": int(record.end_s)}
         connection.execute(update(w).where(w.c.token == token, older).values(values))
-    if found:
-        touch(connection, found)
+    touch(connection, found)

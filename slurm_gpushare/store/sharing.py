@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Select, and_, bindparam, delete, or_, select,
 
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.store import schema, statements
-from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.database import Subject, insert_many
 from slurm_gpushare.store.known_jobs import EVER, Periods, within
 from slurm_gpushare.store.schema import BROKEN, STRIKE
-from slurm_gpushare.store.statements import select_in
+from slurm_gpushare.store.statements import new_row, select_in
 from slurm_gpushare.store.workloads import measure_anew, to_measure
 
 
@@ -36,11 +36,8 @@ class Observation:
     """Grows; given by the store."""
 
 
-class Observations:
+class Observations(Subject):
     """``store.observations``."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def add(self, observations: Collection[Observation]) -> int:
         """Keep observations; those whose source is known already are left out. Returns how many were new."""
@@ -52,7 +49,7 @@ class Observations:
                 known = connection.scalar(select(o.c.id).where(o.c.source == item.source))
                 if known is None and item.source not in seen:
                     seen.add(item.source)
-                    connection.execute(o.insert().values(_without_id(item)))
+                    connection.execute(o.insert().values(new_row(item)))
                     added += 1
         return added
 
@@ -87,18 +84,15 @@ class Ban:
         return max(0.0, self.at_s + BAN_S - now_s)
 
 
-class SharingSpans:
+class SharingSpans(Subject):
     """``store.sharing``."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def begin(self, spans: Collection[Span]) -> None:
         """Record that sharing began; what is known already is left as it is."""
         earlier = self.of_jobs({span.guest_job: EVER for span in spans})
         known = {(span.resident_job, span.guest_job, span.start_s) for span in earlier}
         new = {(span.resident_job, span.guest_job, span.start_s): span for span in spans}
-        rows = [_without_id(span) for key, span in new.items() if key not in known]
+        rows = [new_row(span) for key, span in new.items() if key not in known]
         if rows:
             with self._db.write() as connection:
                 connection.execute(schema.sharing.insert(), rows)
@@ -181,20 +175,13 @@ class SharingSpans:
     def _update(self, column: str, values: Mapping[int, float]) -> None:
         if not values:
             return
-        s = schema.sharing
-        statement = update(s).where(s.c.id == bindparam("b_id")).values({column: bindparam("b_value")})
+        statement = update(schema.sharing).where(schema.sharing.c.id == bindparam("b_id"))
         with self._db.write() as connection:
-            connection.execute(statement, [{"b_id": key, "b_value": value} for key, value in values.items()])
+            connection.execute(statement, [{"b_id": key, column: value} for key, value in values.items()])
 
     def _spans(self, query: Select[Any]) -> Iterator[Span]:
         with self._db.read() as connection:
             yield from (Span(**row._mapping) for row in connection.execute(query))
-
-
-def _without_id(item: Observation | Span) -> dict[str, Any]:
-    values = asdict(item)
-    del values["id"]
-    return values
 
 
 STRIKES = "strikes"
@@ -242,11 +229,8 @@ class BrokenPromise:
     slowed_pct: float
 
 
-class Conduct:
+class Conduct(Subject):
     """``store.conduct``: decisions that name other users, for administrators."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def strike(self, strikes: Collection[Strike]) -> None:
         """Record strikes; from now on their tokens share only after a run on a whole card."""

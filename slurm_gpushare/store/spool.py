@@ -27,7 +27,7 @@ from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import make_open_dir
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.database import Database, Subject
 
 ENTRIES_A_LOOK = 20_000
 """The next look goes on where this one ended."""
@@ -227,15 +227,12 @@ class Refusal:
     inbox_id: int | None = None
 
 
-class Inbox:
+class Inbox(Subject):
     """``store.inbox``: for nodes that reach the database but share no file system with the controller.
 
     A node's database user needs nothing but INSERT on this one table: who wrote a record is proven by its
     credential, not by the database.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def deliver(self, credential: bytes) -> None:
         if len(credential) > MAX_BYTES or not credential.isascii():

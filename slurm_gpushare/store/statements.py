@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, delete, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.database import Subject
 
 AT_ONCE = 500
 """Values in one statement: SQLite before 3.32 takes 999 parameters, and a statement may have others beside them."""
@@ -36,6 +37,11 @@ def delete_in(connection: Connection, column: Any, values: Collection[Any]) -> N
         connection.execute(delete(column.table).where(column.in_(some)))
 
 
+def new_row(item: Any) -> dict[str, Any]:
+    """The columns of a dataclass, but its id, which the store gives."""
+    return {name: value for name, value in asdict(item).items() if name != "id"}
+
+
 CHANGE = "change_seq"
 HOOK_EPOCH = "hook_epoch"
 """Raised when workloads were removed: the hook's file must then be compared as a whole."""
@@ -43,11 +49,8 @@ PRUNED_BEFORE = "pruned_before_s"
 """Records that ended earlier are refused: their ids may have been forgotten."""
 
 
-class Counters:
+class Counters(Subject):
     """``store.counters``: for metrics and checks."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def all(self) -> dict[str, int]:
         with self._db.read() as connection:

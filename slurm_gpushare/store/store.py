@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import delete, func, select
 
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.database import Database, Subject, insert_many
 from slurm_gpushare.store.known_jobs import Jobs
 from slurm_gpushare.store.schema import known_migrations, migrate, require_current
 from slurm_gpushare.store.sharing import Conduct, Observations, SharingSpans
@@ -84,11 +84,8 @@ class OffCard:
     since_s: int
 
 
-class KnowledgeDocuments:
+class KnowledgeDocuments(Subject):
     """``store.knowledge``: JSON documents by name: knowledge bases (``kb/V100``), models, learners' positions."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def put(self, documents: Mapping[str, Mapping[str, Any]], assignments: Collection[Assignment] = ()) -> None:
         """Write documents, and the clusters that profiles get by them, all or none; others of the same names go."""

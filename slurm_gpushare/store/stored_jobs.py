@@ -15,7 +15,7 @@ from slurm_gpushare.node.figures import RunFigures
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.record import Record, parse_record
 from slurm_gpushare.store import schema, statements
-from slurm_gpushare.store.database import Database
+from slurm_gpushare.store.database import Subject
 from slurm_gpushare.store.known_jobs import EVER, Periods, within
 from slurm_gpushare.store.statements import select_in
 
@@ -41,11 +41,8 @@ class StoredRun:
     """Of the profile that it is part of; None if of none (shared all the time, or too short)."""
 
 
-class Runs:
+class Runs(Subject):
     """``store.runs``: whole runs whose token is known."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def of_tokens(self, tokens: Collection[str], since_s: float = 0.0) -> list[StoredRun]:
         """The runs of these tokens that ended at `since_s` or later, oldest first.
@@ -110,10 +107,7 @@ def _run(row: Row[Any]) -> StoredRun:
 
 
 _r = schema.run.c
-_KNOWN: Select[Any] = select(
-    _r.id, _r.settled_seq, _r.token, _r.job_id, _r.by_node, _r.node, _r.gpu_index, _r.gpu_model, _r.start_s, _r.end_s,
-    _r.alone_s, _r.shared_s, _r.generation,
-).where(_r.state.in_(("counted", "kept")))  # fmt: skip
+_KNOWN: Select[Any] = select(*(_r[name] for name in StoredRun.__slots__)).where(_r.state.in_(("counted", "kept")))
 
 
 _LIVE = (
@@ -124,11 +118,8 @@ _LIVE = (
 _ALIVE = "alive_"
 
 
-class InterimRecords:
+class InterimRecords(Subject):
     """``store.live``: the latest interim record of each running job, and heartbeats."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def of_jobs(self, job_ids: Collection[int]) -> dict[int, Record]:
         """The latest interim record by job; a job without one is absent."""
@@ -160,11 +151,8 @@ _d = schema.decision.c
 _OWNERS: Select[Any] = select(schema.decision).where(_d.kind.not_in((schema.STRIKE, schema.BROKEN)))
 
 
-class Decisions:
+class Decisions(Subject):
     """``store.decisions``."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def add(self, decisions: Collection[Decision]) -> None:
         """Record a tick's decisions in one transaction."""

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from slurm_gpushare.protocol.record import gpu_model
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.database import Database, insert_many
+from slurm_gpushare.store.database import Database, Subject, insert_many
 from slurm_gpushare.store.statements import chunks, next_change, select_in
 
 TOKENS_A_USER = 10_000
@@ -62,11 +62,8 @@ class Assignment:
     cluster: int
 
 
-class Workloads:
+class Workloads(Subject):
     """``store.workloads``."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def claim(self, owners: Mapping[str, int]) -> dict[str, int]:
         """The owner of each token: the given uid if it had none. The helper claims for jobs as it sees them."""
@@ -102,16 +99,12 @@ class Workloads:
             )
 
 
-class Profiles:
+class Profiles(Subject):
     """``store.profiles``."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def get(self, token: str, gpu_model: str | None = None) -> Profile | None:
         """The token's profile on a GPU model, or where it was updated last."""
-        found = self.of({token}, gpu_model)
-        return found.get(token)
+        return self.of({token}, gpu_model).get(token)
 
     def of(self, tokens: Collection[str], gpu_model: str | None = None) -> dict[str, Profile]:
         """The profiles of `tokens` on a GPU model, or each where it was updated last; unknown tokens are absent."""
@@ -159,14 +152,8 @@ _PROFILES: Select[Any] = select(schema.profile, _w.owner_uid, _w.mem_floor_mib).
 
 def _profile(row: Row[Any]) -> Profile:
     values = {name: getattr(row, name) for name in Profile.__slots__}
-    return Profile(
-        **values
-        | {
-            "mem_used_mib": max(row.mem_used_mib, row.mem_floor_mib),
-            "features": json.loads(row.features),
-            "scatter": json.loads(row.scatter),
-        }
-    )
+    values |= {name: json.loads(values[name]) for name in ("features", "scatter")}
+    return Profile(**values | {"mem_used_mib": max(row.mem_used_mib, row.mem_floor_mib)})
 
 
 def owners_of(connection: Connection, tokens: Collection[str]) -> dict[str, int]:
@@ -207,12 +194,13 @@ def _within(connection: Connection, new: Sequence[str], owners: Mapping[str, int
     return allowed
 
 
-def touch(connection: Connection, tokens: Collection[str]) -> None:
-    """Mark `tokens` as changed for the hook's file."""
-    w = schema.workload
-    seq, wanted = next_change(connection), sorted(tokens)
-    for some in chunks(wanted):
-        connection.execute(update(w).where(w.c.token.in_(some)).values(change_seq=seq))
+def touch(connection: Connection, tokens: Collection[str], **values: object) -> None:
+    """Give these workloads the new values, if any, and mark them as changed for the hook's file."""
+    if not tokens:
+        return
+    w, seq = schema.workload, next_change(connection)
+    for some in chunks(sorted(tokens)):
+        connection.execute(update(w).where(w.c.token.in_(some)).values(change_seq=seq, **values))
 
 
 def to_measure(connection: Connection) -> set[str]:
@@ -234,28 +222,14 @@ def measure_anew(connection: Connection, tokens: Mapping[str, int]) -> None:
     touch(connection, tokens)
 
 
-def measured(connection: Connection, tokens: Collection[str]) -> None:
-    """These tokens were measured on a whole card: they may share again."""
-    w = schema.workload
-    for some in chunks(sorted(tokens)):
-        connection.execute(update(w).where(w.c.token.in_(some)).values(measure_since_s=None))
-    if tokens:
-        touch(connection, tokens)
-
-
 def assign(connection: Connection, assignments: Collection[Assignment]) -> None:
     """`Profiles.assign` inside a transaction that is already open."""
     if not assignments:
         return
     p = schema.profile
-    statement = (
-        update(p)
-        .where(p.c.token == bindparam("b_token"), p.c.gpu_model == bindparam("b_model"))
-        .values(cluster=bindparam("b_cluster"), needs_cluster=0)
-    )
-    connection.execute(
-        statement, [{"b_token": a.token, "b_model": a.gpu_model, "b_cluster": a.cluster} for a in assignments]
-    )
+    here = (p.c.token == bindparam("b_token"), p.c.gpu_model == bindparam("b_model"))
+    rows = [{"b_token": a.token, "b_model": a.gpu_model, "cluster": a.cluster} for a in assignments]
+    connection.execute(update(p).where(*here).values(needs_cluster=0), rows)
     touch(connection, {a.token for a in assignments})
 
 
