@@ -11,10 +11,10 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slurm_gpushare.node.delivery import seal
 from slurm_gpushare.node.figures import RunFigures
@@ -27,6 +27,7 @@ VERSION = 1
 PUBLIC = "jobs.json"
 OWNERS = "owners"
 MOST_BYTES = 64 * 2**20
+_T = TypeVar("_T")
 
 
 class NotPublished(GpushareError):
@@ -113,48 +114,18 @@ class OwnFigures:
 
 def write_public(directory: Path, published: Published) -> None:
     """Replace the file for all."""
-    body = {
-        "format": "gpushare-public",
-        "version": VERSION,
-        "at_s": published.at_s,
-        "stale_s": published.stale_s,
-        "private": published.private,
-        "sums": dict(published.sums),
-        "jobs": [_present(job) for job in published.jobs],
-        "knowledge": published.knowledge,
-        "host": published.host,
-    }
-    _replace(directory / PUBLIC, json.dumps(body, separators=(",", ":"), allow_nan=False))
+    _replace(directory / PUBLIC, _dump({"format": "gpushare-public"}, published))
 
 
 def read_public(directory: Path) -> Published:
     """The file for all."""
-    body = _load(_read(directory / PUBLIC))
-    try:
-        jobs = tuple(PublicJob(**_known(PublicJob, item)) for item in body["jobs"])
-        told = Published(
-            float(body["at_s"]), bool(body["private"]), dict(body["sums"]), jobs, str(body.get("knowledge", "")),
-            str(body.get("host", "")),
-        )  # fmt: skip
-        return replace(told, stale_s=float(body["stale_s"])) if "stale_s" in body else told
-    except (KeyError, TypeError, ValueError) as why:
-        raise NotPublished(f"{directory / PUBLIC}: not readable: {type(why).__name__}") from why
+    path = directory / PUBLIC
+    return _load(Published, path, _read(path), {"jobs": lambda items: _several(PublicJob, items)})
 
 
 def own_text(figures: OwnFigures) -> str:
     """An owner's figures as they are sealed."""
-    body = {
-        "version": VERSION,
-        "at_s": figures.at_s,
-        "since_s": figures.since_s,
-        "live": [_present(job) for job in figures.live],
-        "spans": [_present(span) for span in figures.spans],
-        "decisions": [_present(decision) for decision in figures.decisions],
-        "runs": {str(job): _present(run) for job, run in figures.runs.items()},
-        "tokens": [_present(token) for token in figures.tokens],
-    }
-    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode())).decode("ascii")
+    return base64.b64encode(zlib.compress(_dump({}, figures).encode())).decode("ascii")
 
 
 def write_own(directory: Path, uid: int, text: str, munge_socket: Path | None) -> None:
@@ -176,49 +147,57 @@ def read_own(directory: Path, uid: int, munge_socket: Path | None) -> OwnFigures
         text = packed.decompress(base64.b64decode(sealed.payload, validate=True), MOST_BYTES)
     except (zlib.error, binascii.Error) as why:
         raise NotPublished(f"{path}: not readable: {why}") from why
-    body = _load(text)
-    try:
-        return OwnFigures(
-            at_s=float(body["at_s"]),
-            since_s=float(body["since_s"]),
-            live=tuple(PublicJob(**_known(PublicJob, item)) for item in body["live"]),
-            spans=tuple(Span(**_known(Span, _BLANK | item)) for item in body["spans"]),
-            decisions=tuple(Decision(**_known(Decision, item)) for item in body["decisions"]),
-            runs={int(job): RunFigures(**_known(RunFigures, item)) for job, item in body["runs"].items()},
-            tokens=tuple(
-                TokenFigures(**_known(TokenFigures, item) | {"jobs": tuple(item.get("jobs", ()))})
-                for item in body["tokens"]
-            ),
-        )
-    except (KeyError, TypeError, ValueError) as why:
-        raise NotPublished(f"{path}: not readable: {type(why).__name__}") from why
+    return _load(OwnFigures, path, text, _OWN)
 
 
-# A user must not learn the tokens of neighbours, so spans are published without tokens.
-_BLANK: dict[str, Any] = {"resident_token": "", "guest_token": "", "resident_job": 0, "guest_job": 0}
+def _dump(head: Mapping[str, Any], told: Published | OwnFigures) -> str:
+    """The JSON of a file: all of its own fields, and of what it lists those that say something."""
+    body = {**head, "version": VERSION, **{name: getattr(told, name) for name in told.__slots__}}
+    return json.dumps(body, separators=(",", ":"), allow_nan=False, default=_present)
 
 
 def _present(item: Any) -> dict[str, Any]:
     """Its fields that say something; the reader fills in the rest."""
-    values = {name: getattr(item, name) for name in item.__dataclass_fields__}
-    if "reasons" in values:
-        values["reasons"] = dict(values["reasons"])
-    return {name: value for name, value in values.items() if value is not None and value is not False and value != ""}
+    if isinstance(item, Mapping):
+        return dict(item)
+    values = ((name, getattr(item, name)) for name in item.__dataclass_fields__)
+    return {name: value for name, value in values if value is not None and value is not False and value != ""}
 
 
-def _known(kind: Any, item: Mapping[str, Any]) -> dict[str, Any]:
-    """What this release knows of it: a later one may say more."""
-    return {name: item[name] for name in kind.__dataclass_fields__ if name in item}
-
-
-def _load(text: bytes) -> dict[str, Any]:
+def _load(kind: type[_T], path: Path, text: bytes, fields: Mapping[str, Callable[[Any], Any]]) -> _T:
+    """What `_dump` wrote; `fields` make what is no number or word again. A later release may say more."""
     try:
         body = json.loads(text)
     except ValueError as why:
         raise NotPublished("what the helper published is not readable") from why
     if not isinstance(body, dict) or body.get("version") != VERSION:
         raise NotPublished("what the helper published is of another release")
-    return body
+    try:
+        return _one(
+            kind, body | {name: make(body[name]) for name, make in {**_TIMES, **fields}.items() if name in body}
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as why:
+        raise NotPublished(f"{path}: not readable: {type(why).__name__}") from why
+
+
+def _one(kind: type[_T], item: Mapping[str, Any]) -> _T:
+    return kind(**{name: item[name] for name in kind.__dataclass_fields__ if name in item})  # type: ignore[attr-defined]
+
+
+def _several(kind: type[_T], items: Iterable[Mapping[str, Any]]) -> tuple[_T, ...]:
+    return tuple(_one(kind, item) for item in items)
+
+
+# A user must not learn the tokens of neighbours, so spans are published without tokens.
+_BLANK: dict[str, Any] = {"resident_token": "", "guest_token": "", "resident_job": 0, "guest_job": 0}
+_TIMES: dict[str, Callable[[Any], Any]] = {"at_s": float, "since_s": float, "stale_s": float}
+_OWN: dict[str, Callable[[Any], Any]] = {
+    "live": lambda items: _several(PublicJob, items),
+    "spans": lambda items: _several(Span, (_BLANK | item for item in items)),
+    "decisions": lambda items: _several(Decision, items),
+    "runs": lambda items: {int(job): _one(RunFigures, item) for job, item in items.items()},
+    "tokens": lambda items: _several(TokenFigures, ({**item, "jobs": tuple(item.get("jobs", ()))} for item in items)),
+}
 
 
 def _read(path: Path) -> bytes:
