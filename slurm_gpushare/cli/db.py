@@ -55,7 +55,8 @@ def strikes(user: str | None, days: int, as_json: bool) -> None:
     since_s = time.time() - days * 86_400
     with open_store(settings(), read_only=True) as store:
         counts = store.conduct.strikes_by_uid(since_s)
-        found = [] if user is None else [s for s in store.conduct.strikes_of(existing_uid(user)) if s.at_s >= since_s]
+        uid = None if user is None else existing_uid(user)
+        found = [item for item in store.conduct.strikes(since_s) if item.uid == uid]
     if as_json:
         echo_json([{**asdict(item), "user": user_name(item.uid)} for item in (counts if user is None else found)])
     elif user is None:

@@ -129,7 +129,7 @@ class Publisher:
         if not self._started:  # whoever had a job lately may have news
             self._started = True
             lately = {run.token for run in self._store.runs.between(now_s - 86400.0, now_s + 60.0)}
-            self._seen_s = dict.fromkeys(self._store.workloads.owners(lately), now_s)
+            self._seen_s = dict.fromkeys(self._store.workloads.owners_by_token(lately).values(), now_s)
         self._look_who_left(now_s)
         own: dict[int, list[Job]] = defaultdict(list)
         for key in live:

@@ -48,17 +48,13 @@ class Slurm:
         """Called before each change but one that lets a job go on; what it raises keeps the change from being made."""
         self._patient = patient
         self._session = session
-        self._calls = 0
+        self.calls = 0
+        """Requests made so far; the helper reports them per tick."""
         self._queue = queue.QueueReader()
         self._release: tuple[tuple[int, int] | None, Release] | None = None
 
-    @property
-    def calls(self) -> int:
-        """Requests made so far; the helper reports them per tick."""
-        return self._calls
-
     def _ask(self, argv: Sequence[str]) -> str:
-        self._calls += 1
+        self.calls += 1
         return self._run(argv)
 
     @property
@@ -70,7 +66,7 @@ class Slurm:
         return self._release[1]
 
     def _ask_queue(self, columns: Sequence[str], delimiter: str, *options: str, jobs: str = "") -> str:
-        self._calls += 1
+        self.calls += 1
         argv = [*queue.squeue_arguments(jobs), *options]
         try:
             return self._run(argv, settings=queue.squeue_settings(columns, delimiter))
@@ -124,7 +120,7 @@ class Slurm:
         return {name: why.strip() for names, bar, why in lines if bar for name in expand(names.strip())}
 
     def _ask_sacct(self, argv: Sequence[str], mark: str) -> str:
-        self._calls += 1
+        self.calls += 1
         return self._run(argv, settings=runner.time_format(mark))
 
     def accounting(self, query: AccountingQuery) -> list[AccountedJob]:
@@ -188,7 +184,7 @@ class Slurm:
         # One argument a change: scontrol takes a value's spaces as they are.
         words = ["update", f"JobId={key}", *(f"{name}={value}" for name, value in changes.items())]
         if self._session is not None and self._session.took(words):
-            self._calls += 1
+            self.calls += 1
             return
         self._change(["scontrol", *words])
 

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from slurm_gpushare.protocol.errors import SlurmError
@@ -59,15 +59,6 @@ ASKED_ANEW_S = 60.0
 """So often squeue is asked again about a request that does not seem to have changed: a type of GPU may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A record at the last look: its job, the waiting tasks that share it, and the jobs that both make."""
-
-    job: Job
-    waiting: str
-    jobs: tuple[Job, ...]
-
-
 class PyslurmSlurm(Slurm):
     """The queue from libslurm; every other question and every change through the commands.
 
@@ -89,7 +80,8 @@ class PyslurmSlurm(Slurm):
         self._pyslurm = importlib.import_module("pyslurm") if library is None else library
         self._most_jobs = MOST_JOBS if short_queues else None
         self._last_length = 0
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, tuple[Job, str, tuple[Job, ...]]] = {}
+        """Of each record at the last look its job, the waiting tasks that share it, and the jobs that both make."""
         self._requests: dict[object, Job] = {}
         """squeue's answers, by all that the record says of the request."""
         self._asked_s = time.monotonic()
@@ -103,7 +95,7 @@ class PyslurmSlurm(Slurm):
         return found
 
     def _load(self) -> list[Job]:
-        self._calls += 1
+        self.calls += 1
         try:
             records = list(self._pyslurm.Jobs.load().values())
         except self._pyslurm.RPCError as error:
@@ -123,12 +115,14 @@ class PyslurmSlurm(Slurm):
             try:
                 if not listed(record):
                     continue
-                seen = _look(record, before.get(record.id))
-                self._seen[record.id] = seen
+                job, waiting = base_job(record), record.array_tasks_waiting or ""
+                known = before.get(record.id)
+                jobs = known[2] if known and known[:2] == (job, waiting) else jobs_of(job, waiting)
+                self._seen[record.id] = job, waiting, jobs
                 if unsure(record):
-                    partly[record.id] = request_of(record, seen.job), seen.jobs
+                    partly[record.id] = request_of(record, job), jobs
                 else:
-                    found += seen.jobs
+                    found += jobs
             except _BAD_RECORD as error:
                 _LOG.warning("event=pyslurm job=%s error=%s", record.id, type(error).__name__)
                 unreadable.append(str(record.id))
@@ -138,28 +132,16 @@ class PyslurmSlurm(Slurm):
         answered = super().jobs([*ask, *unreadable]) if ask or unreadable else []
         found += [job for job in answered if str(job.raw_id) in unreadable]
         by_id = {job.raw_id: job for job in answered}
-        known, self._requests = self._requests, {}
+        earlier, self._requests = self._requests, {}
         for raw_id, (request, jobs) in partly.items():
-            if answer := known.get(request) or by_id.get(raw_id):  # else it ended between the two questions
+            if answer := earlier.get(request) or by_id.get(raw_id):  # else it ended between the two questions
                 self._requests[request] = answer
-                found += [_as_requested(job, answer) for job in jobs]
+                asked: dict[str, Any] = {name: getattr(answer, name) for name in _REQUEST}
+                found += [replace(job, **asked) for job in jobs]
         return found
 
 
-def _look(record: Any, before: _Seen | None) -> _Seen:
-    """What a record says; what it said `before`, if that is the same: its tasks need not be told apart again."""
-    job, waiting = base_job(record), record.array_tasks_waiting or ""
-    if before is not None and before.job == job and before.waiting == waiting:
-        return before
-    return _Seen(job, waiting, jobs_of(job, waiting))
-
-
 _REQUEST = ("per_job", "per_node", "per_socket", "per_task", "per_gpu_extras")
-
-
-def _as_requested(job: Job, request: Job) -> Job:
-    """The job with the request as squeue says it."""
-    return replace(job, **{name: getattr(request, name) for name in _REQUEST})
 
 
 # One ``pyslurm.Job`` of pyslurm 25.11 as the `Job` that squeue's answer would give.
@@ -178,8 +160,7 @@ def listed(record: Any) -> bool:
 
 def unsure(record: Any) -> bool:
     """Whether the request must be asked of squeue: a GPU that nothing explains, or that shards might not carry."""
-    asked = _requested_gres(record)
-    if not asked:
+    if record.requested_tres is None or not record.requested_tres.gres:
         return False
     explained = record.gres_per_node or (record.tres_per_task and record.tres_per_task.gres)
     return not explained or record.cpus_per_task is None or parse_tag(record.admin_comment or "") is not None
@@ -190,11 +171,6 @@ def request_of(record: Any, job: Job) -> object:
     gres = tuple((str(name), item.count) for name, item in record.requested_tres.gres.items())
     asked = (job.per_node, job.per_task, job.per_gpu_extras, gres)
     return job.raw_id, asked, job.cpus, job.mem_mib, job.num_nodes, job.features, job.admin_comment
-
-
-def translate(record: Any) -> tuple[Job, ...]:
-    """The `Job`s that a record stands for: itself, or the waiting tasks of an array."""
-    return jobs_of(base_job(record), record.array_tasks_waiting or "")
 
 
 def jobs_of(job: Job, waiting: str) -> tuple[Job, ...]:
@@ -267,10 +243,6 @@ def _end_s(record: Any) -> int | None:
 def _memory_mib(record: Any) -> int:
     tres = record.allocated_tres or record.requested_tres
     return int(tres.mem.count) if tres is not None and tres.mem is not None else 0
-
-
-def _requested_gres(record: Any) -> bool:
-    return record.requested_tres is not None and bool(record.requested_tres.gres)
 
 
 def _per_task(tres: Any) -> str:

@@ -13,7 +13,6 @@ import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +137,7 @@ class Database:
         self._file: tuple[int, int] | None = None
         self._journal: tuple[int, int] | None = None
         self._damage = ""
-        self._engine = self._open()
+        self.engine = self._open()
 
     @property
     def where(self) -> str:
@@ -154,15 +153,11 @@ class Database:
     def is_sqlite(self) -> bool:
         return self._url.get_backend_name() == "sqlite"
 
-    @property
-    def engine(self) -> Engine:
-        return self._engine
-
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads."""
         self._check_file()
-        with self._errors(), self._engine.connect() as connection, connection.begin():
+        with self._errors(), self.engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -174,7 +169,7 @@ class Database:
         if self.read_only:
             raise StoreError(f"{self.where}: opened for reading only")
         self._check_file()
-        writer = self._engine.execution_options(gpushare_begin="BEGIN IMMEDIATE")
+        writer = self.engine.execution_options(gpushare_begin="BEGIN IMMEDIATE")
         with self._errors(), writer.connect() as connection, connection.begin():
             if alone and not self.is_sqlite:
                 connection.exec_driver_sql(_TAKE_TURN)
@@ -184,7 +179,7 @@ class Database:
             self._journal = _identity(beside(self.path, WAL))
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def reader(self) -> Database:
         """The same store over connections of its own, for reading."""
@@ -223,7 +218,7 @@ class Database:
     def copy_to(self, file: Path) -> None:
         """Copy what is open of an SQLite store, consistently, into a new file of its owner's alone."""
         _make_private(file)
-        with self._errors(), closing(self._engine.raw_connection()) as raw, closing(sqlite3.connect(file)) as copy:
+        with self._errors(), closing(self.engine.raw_connection()) as raw, closing(sqlite3.connect(file)) as copy:
             source = raw.driver_connection
             assert isinstance(source, sqlite3.Connection)
             source.backup(copy)
@@ -251,7 +246,8 @@ class Database:
             _make_private(self.path)
         else:
             _require(self.path)
-        self._file = _identity(self.path)
+        path = self.path
+        self._file = _identity(path)
         # Who reads and may write leaves no file behind, since SQLite then clears up at the last close.
         mode = "ro" if self.read_only and not os.access(self.path, os.W_OK) else "rw"
         if not may_open(self.path):
@@ -262,13 +258,13 @@ class Database:
                 "Start 'gpushare backfill', or run this as SlurmUser.",
             )
         engine = create_engine(
-            URL.create("sqlite", database=f"file:{_quoted(self.path)}", query={"mode": mode, "uri": "true"}),
+            URL.create("sqlite", database=self.path.as_uri(), query={"mode": mode, "uri": "true"}),
             connect_args={"timeout": _BUSY_S},
         )
         if self.read_only:
             event.listen(engine, "connect", _on_reader_connect)
         else:
-            event.listen(engine, "do_connect", partial(_before_writer_connect, self.path))
+            event.listen(engine, "do_connect", lambda *_: mend_own(path))
             event.listen(engine, "connect", _on_writer_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
         return engine
@@ -287,7 +283,7 @@ class Database:
         Not if it was deleted, of which SQLite says the same: what is still open is then all that is left of it.
         """
         if self.path is not None and "readonly" in str(error) and _identity(self.path) == self._file:
-            self._engine.dispose()
+            self.engine.dispose()
 
 
 class Subject:
@@ -354,10 +350,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _quoted(path: Path) -> str:
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-
-
 def _require(path: Path) -> None:
     """Raise where there is no store, or where its directory is closed to this user."""
     try:
@@ -384,10 +376,6 @@ def _make_private(path: Path) -> None:
 def _on_reader_connect(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # transactions are begun below, not guessed by the driver
     connection.execute("PRAGMA query_only=ON")
-
-
-def _before_writer_connect(path: Path, *_: object) -> None:
-    mend_own(path)
 
 
 def _on_writer_connect(connection: sqlite3.Connection, _: object) -> None:

@@ -171,12 +171,20 @@ class Ingest:
 
     def _batch(self, arrived: Sequence[Arrival | Refusal], now_s: float, summary: IngestSummary) -> None:
         models, horizon_s = self._bounds()
-        found = [self._check(item, models, horizon_s, now_s) for item in self._opened(arrived)]
-        arrived, checked = self._put_off(arrived, found, summary)
-        records = [item for item in checked if isinstance(item, KeptRecord)]
-        refused = [item for item in checked if isinstance(item, Refusal)]
+        checked = [self._check(item, models, horizon_s, now_s) for item in self._opened(arrived)]
+        found = list(zip(arrived, checked, strict=True))
+        if late := [item for item, result in found if result is _LATER]:
+            # They wait where they are: this machine's clock may be the wrong one.
+            self._later |= dict.fromkeys(
+                (item.path or item.inbox_id or 0 for item in late), time.monotonic() + _LATER_S
+            )
+            summary.counts["too_new"] += len(late)
+            log.warning("%d records wait: they are from the future, by this machine's clock", len(late))
+            found = [(item, result) for item, result in found if result is not _LATER]
+        records = [result for _, result in found if isinstance(result, KeptRecord)]
+        refused = [result for _, result in found if isinstance(result, Refusal)]
         ignored = checked.count(None)
-        gone = [item.inbox_id for item, result in zip(arrived, checked, strict=True)
+        gone = [item.inbox_id for item, result in found
                 if item.inbox_id is not None and not isinstance(result, KeptRecord)]  # fmt: skip
         counts = take_in(self._store.database, records, gone)
         counts.update(rejected=len(refused), ignored=ignored)
@@ -185,25 +193,11 @@ class Ingest:
                 log.warning("record rejected: %s: %s", _shown(refusal.path), refusal.reason)
             if refusal.path is not None:
                 self._spool.reject(refusal.path, refusal.reason)
-        for item, result in zip(arrived, checked, strict=True):
+        for item, result in found:
             if isinstance(item, Arrival) and item.path is not None and not isinstance(result, Refusal):
                 self._spool.done(item)
         self._store.counters.add({name: n for name, n in (("rejected", len(refused)), ("ignored", ignored)) if n})
         summary.counts.update({name: count for name, count in counts.items() if not name.startswith(MODEL_PREFIX)})
-
-    def _put_off(
-        self, arrived: Sequence[Arrival | Refusal], checked: Sequence[_Checked], summary: IngestSummary
-    ) -> tuple[Sequence[Arrival | Refusal], Sequence[_Checked]]:
-        """All but the records from the future, which wait where they are: this machine's clock may be the wrong one."""
-        until_s = time.monotonic() + _LATER_S
-        late = [item for item, result in zip(arrived, checked, strict=True) if result is _LATER]
-        if not late:
-            return arrived, checked
-        self._later |= {item.path or item.inbox_id or 0: until_s for item in late}
-        summary.counts["too_new"] += len(late)
-        log.warning("%d records wait: they are from the future, by this machine's clock", len(late))
-        kept = [(item, result) for item, result in zip(arrived, checked, strict=True) if result is not _LATER]
-        return [item for item, _ in kept], [result for _, result in kept]
 
     def _bounds(self) -> tuple[frozenset[str], int]:
         known = self._store.counters.all()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import Row, or_, select, update
 
 from slurm_gpushare.protocol.history import SLACK_S, StoredJob
 from slurm_gpushare.store import schema
@@ -87,20 +88,14 @@ class Jobs:
 
     def of_ids(self, job_ids: Collection[int]) -> dict[int, list[StoredJob]]:
         """All jobs that had these ids, oldest first."""
-        found: dict[int, list[StoredJob]] = {}
         with self._db.read() as connection:
-            for row in select_in(connection, select(schema.job).order_by(_j.id), _j.job_id, job_ids):
-                found.setdefault(row.job_id, []).append(StoredJob(**row._mapping))
-        return found
+            return _by_id(select_in(connection, select(schema.job).order_by(_j.id), _j.job_id, job_ids))
 
     def between(self, start_s: float, end_s: float) -> dict[int, list[StoredJob]]:
         """The jobs of a period, by id, oldest first."""
         query = select(schema.job).where(_j.first_submit_s < end_s, or_(_j.end_s.is_(None), _j.end_s > start_s))
-        found: dict[int, list[StoredJob]] = {}
         with self._db.read() as connection:
-            for row in connection.execute(query.order_by(_j.id)):
-                found.setdefault(row.job_id, []).append(StoredJob(**row._mapping))
-        return found
+            return _by_id(connection.execute(query.order_by(_j.id)))
 
     def periods(self, owners: Mapping[int, int]) -> Periods:
         """When these ids meant jobs of those uids. Always, for one whose tag the helper has never met."""
@@ -125,3 +120,10 @@ class Jobs:
 
 
 _j = schema.job.c
+
+
+def _by_id(rows: Iterable[Row[Any]]) -> dict[int, list[StoredJob]]:
+    found: dict[int, list[StoredJob]] = {}
+    for row in rows:
+        found.setdefault(row.job_id, []).append(StoredJob(**row._mapping))
+    return found

@@ -261,10 +261,6 @@ class Conduct(Subject):
         ]
         return sorted(counts, key=lambda count: (-count.strikes, count.uid))
 
-    def strikes_of(self, uid: int) -> list[Strike]:
-        """One user's strikes, oldest first."""
-        return [item for item in self.strikes() if item.uid == uid]
-
     def broke(self, promises: Collection[BrokenPromise]) -> None:
         """Record promises that were broken, for the audit trail."""
         if not promises:

@@ -84,10 +84,6 @@ class Workloads(Subject):
         with self._db.read() as connection:
             return owners_of(connection, tokens)
 
-    def owners(self, tokens: Collection[str]) -> set[int]:
-        """Whose tokens these are."""
-        return set(self.owners_by_token(tokens).values())
-
     def raise_memory(self, token: str, mem_mib: int) -> None:
         """Remember that the workload needs at least `mem_mib`, e.g. after an out-of-memory beside a neighbour."""
         w = schema.workload

@@ -55,7 +55,7 @@ def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdi
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
     site.wait_running([as_user(site, WAKE.format(job=guest), f"--nodelist={site.jobs()[guest].nodes[0]}")])
     noticed = after_ticks(site, daemon, lambda: "ran-while-paused" in kinds(site, guest))
-    strikes = [item.feature for item in site.store.conduct.strikes_of(GAMES)]
+    strikes = [item.feature for item in site.store.conduct.strikes() if item.uid == GAMES]
     record = site.store.live.of_jobs({int(guest)})[int(guest)]
     woken = record.woken
     again = after_ticks(site, daemon, lambda: site.store.live.of_jobs({int(guest)})[int(guest)].woken > woken)

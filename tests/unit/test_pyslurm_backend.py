@@ -19,8 +19,9 @@ from slurm_gpushare.slurm.pyslurm_backend import (
     ASKED_ANEW_S,
     MOST_JOBS,
     PyslurmSlurm,
+    base_job,
+    jobs_of,
     listed,
-    translate,
     unsure,
     why_not,
 )
@@ -61,7 +62,7 @@ def comparable(row: dict[str, Any], *, request: bool = True) -> dict[str, Any]:
 
 @pytest.mark.parametrize("job", JOBS, ids=IDS)
 def test_a_record_says_what_squeue_said(job: RecordedJob) -> None:
-    found = {each.key: as_row(each) for each in translate(job.record)}
+    found = {each.key: as_row(each) for each in jobs_of(base_job(job.record), job.record.array_tasks_waiting or "")}
     for row in job.rows:
         known = comparable(found[row["key"]], request=not unsure(job.record))
         assert known == comparable(expected(row), request=not unsure(job.record))
@@ -74,7 +75,9 @@ def test_a_record_is_listed_where_squeue_lists_it(job: RecordedJob) -> None:
 
 def test_the_last_task_of_a_step_array_is_there_though_squeue_leaves_it_out() -> None:
     job = next(job for job in JOBS if job.label == "pend_array_step")
-    assert {each.key for each in translate(job.record)} - {row["key"] for row in job.rows} == {"40_20"}
+    assert {each.key for each in jobs_of(base_job(job.record), job.record.array_tasks_waiting or "")} - {
+        row["key"] for row in job.rows
+    } == {"40_20"}
 
 
 @pytest.mark.parametrize("label", ["pend_gpus", "pend_gpus_typed", "pend_gpus_per_socket", "pend_cpus_per_gpu"])

@@ -74,7 +74,7 @@ def test_a_store_of_an_older_release_keeps_every_row(old: Database, store_url: s
         assert store.knowledge.clusters("V100") == (12, {"k": 4})
         assert store.knowledge.get("clusters/V100/3") == {"k": 3}
         assert store.knowledge.clusters("A100") == (13, {"k": 5})
-        assert store.conduct.strikes_of(1001) == [
+        assert [s for s in store.conduct.strikes() if s.uid == 1001] == [
             Strike(1001, "gs-a", 7, 100, "mem_used_mib", 9000.5, 4000.0),
             Strike(1001, "gs-a", 8, 101, "mgup", 80.0, 20.0, 9),
         ]
@@ -100,4 +100,4 @@ def test_a_migration_that_was_cut_short_copies_nothing_twice(old: Database, stor
             for statement in step.statements[:-3]:
                 connection.exec_driver_sql(statement)
     with Store.create(store_url) as store:
-        assert len(store.conduct.strikes_of(1001)) == 2
+        assert len([s for s in store.conduct.strikes() if s.uid == 1001]) == 2
