@@ -244,8 +244,7 @@ def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge
             for guest, resident in ((one, other), (other, one)):
                 if guest in row and resident in column:
                     can_share[row[guest], column[resident]] = False
-    rates = PairRates(forward.mean, forward.low, backward.mean.T, backward.low.T, can_share)
-    return Terms(rates, view.settings)
+    return Terms(PairRates.of(forward, backward, can_share), view.settings)
 
 
 class SiteFit:

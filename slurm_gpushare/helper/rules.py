@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.helper.reasons import Code
+from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
 
 Floats = NDArray[np.float64]
@@ -38,6 +39,11 @@ class PairRates:
     resident_mean: Floats
     resident_low: Floats
     can_share: Bools
+
+    @classmethod
+    def of(cls, guests: RateTable, residents: RateTable, can_share: Bools) -> PairRates:
+        """From rates of guests beside residents, and of residents beside guests."""
+        return cls(guests.mean, guests.low, residents.mean.T, residents.low.T, can_share)
 
 
 class Terms:

@@ -158,8 +158,7 @@ def deal(jobs: Sequence[PastJob], pairs: MeasuredPairs, gpus: int, seed: int, op
 def _without(work: SimulatedJobs, apart: np.ndarray) -> SimulatedJobs:
     """The same where the jobs `apart` share with nobody."""
     size = len(work.pairs.profiles)
-    rate = np.full((size + 1, size + 1), np.nan)
-    rate[:size, :size] = work.pairs.rate
+    rate = np.pad(work.pairs.rate, (0, 1), constant_values=np.nan)
     pairs = MeasuredPairs((*work.pairs.profiles, "without a token"), rate)
     return replace(work, profile=np.where(apart, size, work.profile), pairs=pairs)
 

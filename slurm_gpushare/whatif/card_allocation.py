@@ -14,7 +14,7 @@ def start_whole(world: World, order: Ints) -> None:
     if len(empty) == 0 or not world.waiting.any():
         return
     if world.work.gpus_per_node:
-        start_on_nodes(world, order)
+        _start_on_nodes(world, order)
         return
     queue = order[world.waiting[order]]
     need = world.work.num_gpus
@@ -46,21 +46,18 @@ def _start(world: World, job: int, gpus: Ints) -> None:
 
 def _reservation(world: World, n: int) -> tuple[float, int]:
     """When `n` GPUs will be empty, and how many more than that will be."""
-    first, second = world.first, world.second
-    end_s = world.now_s + np.where(first >= 0, world.left_s(first) / np.maximum(world.rate[first], 1e-9), 0.0)
-    guest_s = world.now_s + np.where(second >= 0, world.left_s(second) / np.maximum(world.rate[second], 1e-9), 0.0)
-    frees_s = np.sort(np.maximum(end_s, guest_s))  # empty GPUs come first: they are free now
+    frees_s = np.sort(_frees_s(world))  # empty GPUs come first: they are free now
     shadow_s = float(frees_s[n - 1])
     return shadow_s, int(np.searchsorted(frees_s, shadow_s, side="right")) - n
 
 
 # Handing out whole GPUs where they are on nodes: a job of several has them on one node, or has nodes entirely.
 #
-# EASY backfill as in `whole_gpus`, but what is reserved are nodes: jobs behind the first that does not fit may start
+# EASY backfill again, but what is reserved are nodes: jobs behind the first that does not fit may start
 # elsewhere, or there if they end in time.
 
 
-def start_on_nodes(world: World, order: Ints) -> None:
+def _start_on_nodes(world: World, order: Ints) -> None:
     """Start waiting jobs in `order`; a single GPU comes from the fullest node with room, so that others stay empty."""
     work, per_node = world.work, world.work.gpus_per_node
     empty = (world.first == NOBODY).reshape(-1, per_node)
@@ -80,11 +77,7 @@ def start_on_nodes(world: World, order: Ints) -> None:
             waiting[at] = False
             continue
         gpus = _choose(empty, free if in_time[at] else np.where(reserved, 0, free), int(need[at]))
-        job = int(queue[at])
-        if len(gpus) == 1:
-            world.start(job, int(gpus[0]))
-        else:
-            world.start_gang(job, gpus)
+        _start(world, int(queue[at]), gpus)
         empty.flat[gpus] = False
         waiting[at] = False
 

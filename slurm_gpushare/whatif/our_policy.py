@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -17,10 +16,10 @@ from slurm_gpushare.helper.second_halves import Join, steps
 from slurm_gpushare.knowledge.interference import Interference, Telemetry
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
-from slurm_gpushare.knowledge.rates import UNIT_SD
+from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.whatif.card_allocation import start_whole
-from slurm_gpushare.whatif.jobs import Floats, Ints, SimulatedJobs
+from slurm_gpushare.whatif.jobs import Floats, Ints, MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import Durations
 from slurm_gpushare.whatif.simulate import Policy
 from slurm_gpushare.whatif.stops import Stops
@@ -46,48 +45,30 @@ class Options:
     telemetry: Telemetry | None = None  # of the profiles, in their order, where knowledge starts from it
     share_gangs: bool = False  # whether two jobs as wide as a node share it
 
-    def start(self, profiles: Sequence[str]) -> LearnedKnowledge:
+    def start(self, pairs: MeasuredPairs) -> RateTable | LearnedKnowledge:
         """What is known before the first job: of profiles without telemetry, the mean of all."""
+        if self.knowledge == "oracle":
+            rate = np.where(np.isfinite(pairs.rate), pairs.rate, 1.0)
+            return RateTable(rate, rate)
         knowledge = LearnedKnowledge(self.general or default_kb().interference)
         if self.telemetry is not None and self.knowledge != "cold":
-            knowledge.profiled(profiles, self.telemetry)
+            knowledge.profiled(pairs.profiles, self.telemetry)
         return knowledge
 
 
-class BelievedRates(Protocol):
-    """Rates between all profiles, as they are believed to be now."""
+class BelievedRates:
+    """Rates between all profiles, as they are believed to be now.
 
-    def terms(self) -> Terms: ...
-
-    def saw(self, world: World) -> None:
-        """Learn from the pairings that were watched for long enough, or ended, since the last call."""
-
-
-class TrueRates:
-    """The measured rates themselves."""
-
-    def __init__(self, work: SimulatedJobs, settings: PolicySettings) -> None:
-        can_share = np.isfinite(work.pairs.rate)
-        rate = np.where(can_share, work.pairs.rate, 1.0)
-        self._terms = Terms(PairRates(rate, rate, rate.T, rate.T, can_share), settings)
-
-    def terms(self) -> Terms:
-        return self._terms
-
-    def saw(self, world: World) -> None:
-        pass
-
-
-class LearnedRates:
-    """Knowledge as it starts, refined by noisy observations of the pairings seen in this run where it `learns`."""
+    They are a table that stays, or knowledge, refined by noisy observations of the pairings of this run if it `learns`.
+    """
 
     def __init__(
-        self, work: SimulatedJobs, settings: PolicySettings, learns: bool, knowledge: LearnedKnowledge
+        self, work: SimulatedJobs, settings: PolicySettings, start: RateTable | LearnedKnowledge, learns: bool = False
     ) -> None:
         self._names = work.pairs.profiles
         self._can_share = np.isfinite(work.pairs.rate)
         self._settings = settings
-        self._knowledge = knowledge
+        self._start = start
         self._solved = 0
         self._random = np.random.default_rng([work.seed, 2])
         self._learns = learns
@@ -97,18 +78,18 @@ class LearnedRates:
 
     def terms(self) -> Terms:
         if self._terms is None or self._seen - self._used > REFRESH * self._used:
-            self._used = self._seen
-            if 2 * self._solved < self._seen <= MOST_REFITTED:
-                self._solved = self._seen
-                self._knowledge.refit()
-            table = self._knowledge.rates(self._names, self._names)
-            self._terms = Terms(
-                PairRates(table.mean, table.low, table.mean.T, table.low.T, self._can_share), self._settings
-            )
+            self._used, table = self._seen, self._start
+            if isinstance(table, LearnedKnowledge):
+                if 2 * self._solved < self._seen <= MOST_REFITTED:
+                    self._solved = self._seen
+                    table.refit()
+                table = table.rates(self._names, self._names)
+            self._terms = Terms(PairRates.of(table, table, self._can_share), self._settings)
         return self._terms
 
     def saw(self, world: World) -> None:
-        if not self._learns:
+        """Learn from the pairings that were watched for long enough, or ended, since the last call."""
+        if not (self._learns and isinstance(self._start, LearnedKnowledge)):
             return
         begun, ended = world.pairings_begun, world.pairings_ended
         for at, (watched_s, weight) in enumerate(LOOKS):
@@ -118,21 +99,21 @@ class LearnedRates:
                 a, b, since_s = begun[self._begun[at]]
                 self._begun[at] += 1
                 if not np.fmin(world.end_s[a], world.end_s[b]) < since_s + watched_s:
-                    self._observe(world, a, b, weight)
+                    self._observe(self._start, world, a, b, weight)
         for a, b, seconds in ended[self._ended :]:
             weight = min(1.0, max(0.05, seconds / FULL_WEIGHT_S)) - sum(
                 w for watched_s, w in LOOKS if seconds >= watched_s
             )
             if weight > 0.0:
-                self._observe(world, a, b, weight)
+                self._observe(self._start, world, a, b, weight)
         self._ended = len(ended)
 
-    def _observe(self, world: World, job_a: int, job_b: int, weight: float) -> None:
+    def _observe(self, knowledge: LearnedKnowledge, world: World, job_a: int, job_b: int, weight: float) -> None:
         a, b = int(world.work.profile[job_a]), int(world.work.profile[job_b])
         for victim, neighbour in ((a, b), (b, a)):
             off = UNIT_SD / weight**0.5 * self._random.standard_normal()
             rate = float(np.clip(world.rate_of[victim, neighbour] * (1.0 + off), 0.02, 1.0))
-            self._knowledge.observe(self._names[victim], self._names[neighbour], rate, weight)
+            knowledge.observe(self._names[victim], self._names[neighbour], rate, weight)
         self._seen += 1
 
 
@@ -250,12 +231,8 @@ class Gpushare(Policy):
         self.options = options or Options()
         self.settings = self.options.settings
         self.durations = Durations(work, self.options.durations)
-        oracle = self.options.knowledge == "oracle"
-        learns, start = self.options.knowledge == "learned", self.options.start
-        self.seen: BelievedRates = (
-            TrueRates(work, self.settings)
-            if oracle
-            else LearnedRates(work, self.settings, learns, start(work.pairs.profiles))
+        self.seen = BelievedRates(
+            work, self.settings, self.options.start(work.pairs), self.options.knowledge == "learned"
         )
         self._arrived = self._told = 0
         self._ended = np.zeros(work.jobs, bool)

@@ -16,8 +16,8 @@ import numpy as np
 
 from slurm_gpushare.helper.explain import SHADOW
 from slurm_gpushare.helper.housekeeping import kept_tokens
-from slurm_gpushare.helper.rules import PairRates, Terms
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
+from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
@@ -27,7 +27,7 @@ from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.whatif.assess import Band, PastJob, cards_of, most_in_use, past_job
 from slurm_gpushare.whatif.jobs import Bools, Floats, MeasuredPairs, SimulatedJobs
-from slurm_gpushare.whatif.our_policy import Gpushare, Options
+from slurm_gpushare.whatif.our_policy import BelievedRates, Gpushare, Options
 from slurm_gpushare.whatif.outcome import metrics, percentile
 from slurm_gpushare.whatif.simulate import Fifo, run
 from slurm_gpushare.whatif.world import World
@@ -52,10 +52,7 @@ class KnownTokens:
 
     def padded(self, table: Floats, value: float) -> Floats:
         """A table with one more kind: the jobs that take no part."""
-        size = len(self.tokens)
-        wider = np.full((size + 1, size + 1), value)
-        wider[:size, :size] = table
-        return wider
+        return np.pad(table, (0, 1), constant_values=value)
 
     def pairs(self, shift: float) -> MeasuredPairs:
         """The rates as they may really be."""
@@ -97,21 +94,6 @@ def known_tokens(store: Store, config: Config, jobs: Sequence[AccountedJob]) -> 
 
 def _owner(job: AccountedJob, share_across: str) -> str:
     return {"user": job.user, "account": job.account}.get(share_across, "")
-
-
-class StoredRates:
-    """The plan's beliefs: what the store knows, and nothing of what this run shows."""
-
-    def __init__(self, known: KnownTokens, settings: PolicySettings) -> None:
-        mean, low = known.padded(known.mean, 1.0), known.padded(known.low, 1.0)
-        can_share = known.padded(known.can_share.astype(float), 0.0).astype(bool)
-        self._terms = Terms(PairRates(mean, low, mean.T, low.T, can_share), settings)
-
-    def terms(self) -> Terms:
-        return self._terms
-
-    def saw(self, world: World) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +190,8 @@ def _share(
 ) -> World:
     work = _work(jobs, known, cards, shift)
     policy = Gpushare(work, 0, Options("oracle", "history", "priority", settings))
-    policy.seen = StoredRates(known, settings)
+    # What the store knows, and nothing of what this run shows.
+    policy.seen = BelievedRates(work, settings, RateTable(known.padded(known.mean, 1.0), known.padded(known.low, 1.0)))
     limit_s = np.array([job.limit_s or NO_LIMIT_S for job in jobs], float)
     policy.durations.limited(np.maximum(limit_s, work.duration_s))
     return run(work, policy, progress)
