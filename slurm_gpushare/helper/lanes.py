@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_gpushare.helper.durations import Ahead, given_done, longest_guest_s, mean_duration_s
-from slurm_gpushare.helper.places import Lane, Sites, shared_places
+from slurm_gpushare.helper.places import Lane, SiteFit, Sites, shared_places
 from slurm_gpushare.helper.rules import (
     NOBODY,
     VERDICT_S,
@@ -16,7 +16,6 @@ from slurm_gpushare.helper.rules import (
     Floats,
     Ints,
     Lanes,
-    Offers,
     PairRates,
     Scene,
     Terms,
@@ -26,7 +25,6 @@ from slurm_gpushare.helper.second_halves import Join
 from slurm_gpushare.helper.snapshot import How, Occupant, PendingJob, Placement, Reasons, Snapshot
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.protocol.record import Mps
 
 Ranked = tuple[int, PendingJob]
 BLOCK_KINDS = 64
@@ -93,13 +91,15 @@ class SiteHalves:
 
     def scene(self, rows: Ints, columns: Ints) -> Scene:
         guests = [self.asked.guests[row] for row in rows.tolist()]
-        fit = SiteFit(self.view, guests, [self.asked.lanes[column] for column in columns.tolist()])
+        lanes = [self.asked.lanes[column] for column in columns.tolist()]
+        fit = SiteFit(self.view.sites, self.view.settings, [job for _, job in guests], lanes)
+        there = self._running([lane.resident for lane in lanes])
         guest_tokens, guest_kind = _numbered([job.workload.token for _, job in guests])
-        lane_tokens, lane_kind = _numbered([lane.resident.workload.token for lane in fit.lanes])
+        lane_tokens, lane_kind = _numbered([lane.resident.workload.token for lane in lanes])
         waits_s = np.array([self.asked.waits_s[rank] for rank, _ in guests], float)
         return Scene(
             waiting=_waiting(guests, guest_kind, self.view.snapshot.now_s),
-            lanes=_lanes(fit, lane_kind, self.asked.wanted[fit.gpus], self.view.settings),
+            lanes=_lanes(there, lanes, lane_kind, self.asked.wanted[fit.gpus], self.view.settings),
             terms=_terms(guest_tokens, lane_tokens, self.knowledge, self.view),
             settings=self.view.settings,
             short_s=self.short_s,
@@ -212,26 +212,15 @@ def _waiting(guests: Sequence[Ranked], kind: Ints, now_s: float) -> Waiting:
         high_s=duration.high_s,
         limit_s=limit_s,
         waited_s=now_s - np.array([job.eligible_s for _, job in guests], float),
-        own_pct=np.array(own, float) if any(pct < np.inf for pct in own) else None,
+        own_pct=np.array(own, float),
     )
 
 
-def _lanes(fit: SiteFit, kind: Ints, wanted_rank: Ints, settings: PolicySettings) -> Lanes:
-    there = fit.running
-    promises = settings.promises
-    residents = [lane.resident for lane in fit.lanes]
-    promise = np.array([promises.of(guest=job.joined, own_pct=job.workload.max_isd_pct) for job in residents], float)
-    return Lanes(
-        kind=kind,
-        budget_s=there.ahead.budget_s(promise, there.lost_s),
-        expected_budget_s=there.ahead.expected_budget_s(promise, there.lost_s),
-        bears=there.ahead.bears(promise, there.lost_s),
-        left_s=there.ahead.left.middle_s,
-        left_high_s=there.ahead.left.high_s,
-        limit_left_s=there.limit_left_s,
-        wanted_rank=wanted_rank,
-        wanted_whole=wanted_rank,
-    )
+def _lanes(there: Running, lanes: Sequence[Lane], kind: Ints, wanted_rank: Ints, settings: PolicySettings) -> Lanes:
+    jobs = [lane.resident for lane in lanes]
+    promise = [settings.promises.of(guest=job.joined, own_pct=job.workload.max_isd_pct) for job in jobs]
+    ahead, promised = there.ahead, np.array(promise, float)
+    return Lanes.of(kind, ahead, promised, there.lost_s, there.limit_left_s, wanted_rank, wanted_whole=wanted_rank)
 
 
 def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge, view: PlanInput) -> Terms:
@@ -245,85 +234,3 @@ def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge
                 if guest in row and resident in column:
                     can_share[row[guest], column[resident]] = False
     return Terms(PairRates.of(forward, backward, can_share), view.settings)
-
-
-class SiteFit:
-    """What nodes, cards and owners of a snapshot allow (`rules.Fit`)."""
-
-    def __init__(self, view: PlanInput, guests: Sequence[Ranked], lanes: Sequence[Lane]) -> None:
-        self.sites, self.settings, self.lanes = view.sites, view.settings, lanes
-        self.jobs = [job for _, job in guests]
-        self.residents = [lane.resident.workload for lane in lanes]
-        self.running = running([lane.resident for lane in lanes], view.snapshot.now_s, view.settings)
-        self.gpus = np.array([lane.gpu for lane in lanes], np.int64)
-        cards = [view.snapshot.gpus[lane.gpu] for lane in lanes]
-        self._one_user = np.array([card.mps is Mps.ONE_USER or view.settings.mps == "user" for card in cards], bool)
-        self._blind = np.array([card.blind for card in cards], bool)
-        self.clusters = [job.workload.cluster for job in self.jobs], [resident.cluster for resident in self.residents]
-        keep = 1.0 - self.settings.memory_headroom_pct / 100.0
-        total_mib = [card.mem_total_mib for card in cards]
-        self._free_mib = np.array(  # a job without a profile might need anything
-            [
-                total * keep - resident.mem_used_mib if resident.mem_used_mib is not None else -1.0
-                for total, resident in zip(total_mib, self.residents, strict=True)
-            ],
-            float,
-        )
-
-    def may_use(self, rows: Ints, columns: Ints) -> Bools:
-        return np.stack([self.sites.allowed(self.jobs[i])[self.gpus[columns]] for i in rows.tolist()])
-
-    def room(self, rows: Ints, columns: Ints) -> Bools:
-        return self.sites.room_for([self.jobs[i] for i in rows.tolist()], self.gpus[columns])
-
-    def staying(self, columns: Ints) -> Bools:
-        return np.array([not self.sites.gpus[gpu].vacating for gpu in self.gpus[columns].tolist()], bool)
-
-    def limits(self, rows: Ints, columns: Ints) -> Bools:
-        if not self.sites.limited:
-            return np.ones((1, 1), bool)
-        allows, lanes = self.sites.limits.allows, [self.lanes[j].resident for j in columns.tolist()]
-        return np.array([[allows(self.jobs[i], resident) for resident in lanes] for i in rows.tolist()], bool)
-
-    def owners(self, rows: Ints, columns: Ints) -> Bools:
-        who = self.settings.share_across
-        return np.ones((1, 1), bool) if who == "any" else self._same(who, rows, columns)
-
-    def _same(self, who: str, rows: Ints, columns: Ints) -> Bools:
-        ours = np.array([getattr(self.jobs[i].workload, who) for i in rows.tolist()], object)
-        theirs = np.array([getattr(self.residents[j], who) for j in columns.tolist()], object)
-        same: Bools = ours[:, None] == theirs
-        return same
-
-    def served(self, rows: Ints, columns: Ints) -> Bools:
-        one_user = self._one_user[columns]
-        return ~one_user | self._same("user", rows, columns) if one_user.any() else np.ones((1, 1), bool)
-
-    def measurable(self, columns: Ints) -> Bools:
-        seen: Bools = ~self._blind[columns]
-        return seen
-
-    def need_mib(self, rows: Ints) -> Floats:
-        jobs = [self.jobs[i].workload for i in rows.tolist()]
-        return np.array([np.inf if job.mem_used_mib is None else job.mem_used_mib for job in jobs], float)
-
-    def free_mib(self, columns: Ints) -> Floats:
-        free: Floats = self._free_mib[columns]
-        return free
-
-    def in_time(self, offers: Offers, lost_s: Floats, resident_lost_s: Floats) -> Bools:
-        rows, columns = offers.rows, offers.columns
-        waiting, lanes = offers.scene.waiting, offers.scene.lanes
-        margin = 1.0 - self.settings.limit_margin_pct / 100.0
-        left_s, limit_s, limit_left_s = lanes.left_high_s[columns], waiting.limit_s[rows], lanes.limit_left_s[columns]
-        grows, resident_grows = np.zeros((1, 1)), np.zeros(1)
-        if self.settings.extend_time_limit:
-            reserved_in_s = self.sites.reserved_in_s[self.sites.node[self.gpus[columns]]]
-            may_grow_s = np.array([self.jobs[i].workload.may_grow_s for i in rows.tolist()], float)
-            resident_may_s = np.array([self.residents[j].may_grow_s for j in columns.tolist()], float)
-            with np.errstate(invalid="ignore"):  # neither a limit nor a reservation: inf - inf
-                grows = np.fmin(may_grow_s[:, None], reserved_in_s - limit_s[:, None])
-                resident_grows = np.fmin(resident_may_s, reserved_in_s - limit_left_s)
-        ok: Bools = (lost_s <= grows) | (offers.high_s + lost_s <= margin * limit_s[:, None])
-        ok &= (resident_lost_s <= resident_grows) | (left_s + resident_lost_s <= margin * limit_left_s)
-        return ok

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from slurm_gpushare.helper.gpu_limits import LimitLedger
 from slurm_gpushare.helper.snapshot import Gpu, GpuPlace, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.protocol.policy import PolicySettings
+from slurm_gpushare.protocol.record import Mps
 
 
 def hand_out(sites: Sites, empty: Ints, queue: Iterable[tuple[int, PendingJob]]) -> dict[int, int]:
@@ -200,6 +202,91 @@ def shared_places(gpus: Sequence[Gpu], width: int) -> list[Gpu]:
         if gpu.usable and len(gpu.occupants) > 1 and gpu.occupants[0].workload.width == width:
             found.setdefault((gpu.node, gpu.occupants[0].key), gpu)
     return list(found.values())
+
+
+class SiteFit:
+    """What nodes, cards and owners allow, of waiting jobs (rows) on lanes (columns)."""
+
+    def __init__(
+        self, sites: Sites, settings: PolicySettings, jobs: Sequence[PendingJob], lanes: Sequence[Lane]
+    ) -> None:
+        self.sites, self.settings, self.jobs, self.lanes = sites, settings, jobs, lanes
+        self.residents = [lane.resident.workload for lane in lanes]
+        self.gpus = np.array([lane.gpu for lane in lanes], np.int64)
+        cards = [sites.gpus[lane.gpu] for lane in lanes]
+        self._one_user = np.array([card.mps is Mps.ONE_USER or settings.mps == "user" for card in cards], bool)
+        self._blind = np.array([card.blind for card in cards], bool)
+        self.clusters = [job.workload.cluster for job in self.jobs], [resident.cluster for resident in self.residents]
+        keep = 1.0 - self.settings.memory_headroom_pct / 100.0
+        total_mib = [card.mem_total_mib for card in cards]
+        self._free_mib = np.array(  # a job without a profile might need anything
+            [
+                total * keep - resident.mem_used_mib if resident.mem_used_mib is not None else -1.0
+                for total, resident in zip(total_mib, self.residents, strict=True)
+            ],
+            float,
+        )
+
+    def may_use(self, rows: Ints, columns: Ints) -> Bools:
+        """Whose cards they could have whole."""
+        return np.stack([self.sites.allowed(self.jobs[i])[self.gpus[columns]] for i in rows.tolist()])
+
+    def room(self, rows: Ints, columns: Ints) -> Bools:
+        """Where they may be, and where CPUs and memory of the node are free for them."""
+        return self.sites.room_for([self.jobs[i] for i in rows.tolist()], self.gpus[columns])
+
+    def staying(self, columns: Ints) -> Bools:
+        """Lanes that are not being vacated for a job that may preempt."""
+        return np.array([not self.sites.gpus[gpu].vacating for gpu in self.gpus[columns].tolist()], bool)
+
+    def limits(self, rows: Ints, columns: Ints) -> Bools:
+        """Whether limits of users, accounts and QOS on GPUs leave them a place there."""
+        if not self.sites.limited:
+            return np.ones((1, 1), bool)
+        allows, lanes = self.sites.limits.allows, [self.lanes[j].resident for j in columns.tolist()]
+        return np.array([[allows(self.jobs[i], resident) for resident in lanes] for i in rows.tolist()], bool)
+
+    def owners(self, rows: Ints, columns: Ints) -> Bools:
+        """Whether the site lets the two owners share."""
+        who = self.settings.share_across
+        return np.ones((1, 1), bool) if who == "any" else self._same(who, rows, columns)
+
+    def _same(self, who: str, rows: Ints, columns: Ints) -> Bools:
+        ours = np.array([getattr(self.jobs[i].workload, who) for i in rows.tolist()], object)
+        theirs = np.array([getattr(self.residents[j], who) for j in columns.tolist()], object)
+        same: Bools = ours[:, None] == theirs
+        return same
+
+    def served(self, rows: Ints, columns: Ints) -> Bools:
+        """Whether an MPS server that is there would take the second job too."""
+        one_user = self._one_user[columns]
+        return ~one_user | self._same("user", rows, columns) if one_user.any() else np.ones((1, 1), bool)
+
+    def measurable(self, columns: Ints) -> Bools:
+        """Where the card tells what each of two jobs does."""
+        seen: Bools = ~self._blind[columns]
+        return seen
+
+    def need_mib(self, rows: Ints) -> Floats:
+        jobs = [self.jobs[i].workload for i in rows.tolist()]
+        return np.array([np.inf if job.mem_used_mib is None else job.mem_used_mib for job in jobs], float)
+
+    def free_mib(self, columns: Ints) -> Floats:
+        """GPU memory beside the resident; negative where nobody knows what that one needs."""
+        free: Floats = self._free_mib[columns]
+        return free
+
+    def may_grow_s(self, rows: Ints, columns: Ints, limit_s: Floats, limit_left_s: Floats) -> tuple[Floats, Floats]:
+        """By how much the time limits of waiting jobs and of residents may grow at most."""
+        if not self.settings.extend_time_limit:
+            return np.zeros((1, 1)), np.zeros(1)
+        reserved_in_s = self.sites.reserved_in_s[self.sites.node[self.gpus[columns]]]
+        may_grow_s = np.array([self.jobs[i].workload.may_grow_s for i in rows.tolist()], float)
+        resident_may_s = np.array([self.residents[j].may_grow_s for j in columns.tolist()], float)
+        with np.errstate(invalid="ignore"):  # neither a limit nor a reservation: inf - inf
+            return np.fmin(may_grow_s[:, None], reserved_in_s - limit_s), np.fmin(
+                resident_may_s, reserved_in_s - limit_left_s
+            )
 
 
 # How long a pending job can expect to wait for a whole GPU.

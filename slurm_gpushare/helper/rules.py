@@ -8,12 +8,14 @@ said about a pair of kinds is worked out once (`Terms`), not per job. docs/sched
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.helper.durations import Ahead
+from slurm_gpushare.helper.places import SiteFit
 from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
@@ -89,14 +91,7 @@ class Waiting:
     high_s: Floats  # if it is long
     limit_s: Floats
     waited_s: Floats
-    own_pct: Floats | None = None  # most that owners let them be slowed, inf where one said nothing; None: none did
-
-    def take(self, some: Ints) -> Waiting:
-        """Only these."""
-        return Waiting(
-            self.rank[some], self.kind[some], self.low_s[some], self.expected_s[some], self.high_s[some],
-            self.limit_s[some], self.waited_s[some], None if self.own_pct is None else self.own_pct[some],
-        )  # fmt: skip
+    own_pct: Floats  # most that owners let them be slowed, inf where one said nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,49 +108,26 @@ class Lanes:
     wanted_rank: Ints  # place in the queue of the first job that needs this card whole
     wanted_whole: Ints | None = None  # the same, where it is another's and not kept for a sharer; None: not looked at
 
-    def take(self, some: Ints) -> Lanes:
-        """Only these."""
-        return Lanes(
-            self.kind[some], self.budget_s[some], self.expected_budget_s[some], self.bears[some], self.left_s[some],
-            self.left_high_s[some], self.limit_left_s[some], self.wanted_rank[some],
-            None if self.wanted_whole is None else self.wanted_whole[some],
+    @classmethod
+    def of(
+        cls, kind: Ints, ahead: Ahead, promise_pct: Floats, lost_s: Floats, limit_left_s: Floats, wanted_rank: Ints,
+        wanted_whole: Ints | None = None,
+    ) -> Lanes:  # fmt: skip
+        """From what residents have before them, were promised and have lost."""
+        return cls(
+            kind, ahead.budget_s(promise_pct, lost_s), ahead.expected_budget_s(promise_pct, lost_s),
+            ahead.bears(promise_pct, lost_s), ahead.left.middle_s, ahead.left.high_s, limit_left_s, wanted_rank,
+            wanted_whole,
         )  # fmt: skip
 
 
-class Fit(Protocol):
-    """What nodes, cards and owners allow, of waiting jobs (rows) on lanes (columns)."""
+Columns = TypeVar("Columns", Waiting, Lanes)
 
-    clusters: tuple[list[int | None], list[int | None]]
-    """Of the jobs and of the residents."""
 
-    def may_use(self, rows: Ints, columns: Ints) -> Bools:
-        """Whose cards they could have whole."""
-
-    def room(self, rows: Ints, columns: Ints) -> Bools:
-        """Where they may be, and where CPUs and memory of the node are free for them."""
-
-    def staying(self, columns: Ints) -> Bools:
-        """Lanes that are not being vacated for a job that may preempt."""
-
-    def limits(self, rows: Ints, columns: Ints) -> Bools:
-        """Whether limits of users, accounts and QOS on GPUs leave them a place there."""
-
-    def owners(self, rows: Ints, columns: Ints) -> Bools:
-        """Whether the site lets the two owners share."""
-
-    def served(self, rows: Ints, columns: Ints) -> Bools:
-        """Whether an MPS server that is there would take the second job too."""
-
-    def measurable(self, columns: Ints) -> Bools:
-        """Where the card tells what each of two jobs does."""
-
-    def need_mib(self, rows: Ints) -> Floats: ...
-
-    def free_mib(self, columns: Ints) -> Floats:
-        """GPU memory beside the resident; negative where nobody knows what that one needs."""
-
-    def in_time(self, offers: Offers, lost_s: Floats, resident_lost_s: Floats) -> Bools:
-        """Whether what each loses at worst can be given back, or fits its time limit as it is."""
+def take(columns: Columns, some: Ints) -> Columns:
+    """Only these jobs."""
+    values = ((field.name, getattr(columns, field.name)) for field in fields(columns))
+    return replace(columns, **{name: value[some] for name, value in values if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +142,7 @@ class Scene:
     waits_s: Callable[[Ints], Floats]  # how long these can expect to wait for a whole place; asked only where it counts
     on_trial: tuple[Bools, Bools]  # the kinds of guests, and of residents, of which a verdict is near
     head_rank: int = NOBODY  # of the first that waits, once it has waited for as long as it runs
-    fit: Fit | None = None  # None: cards are all alike, and everybody fits
+    fit: SiteFit | None = None  # None: cards are all alike, and everybody fits
 
     def reserved(self) -> Scene:
         """Keep the card that is free first for the head of the queue, once it has waited for as long as it runs.
@@ -249,56 +221,9 @@ class Rule(NamedTuple):
     """What each lane offers of it."""
 
 
-def _room(offers: Offers) -> Bools:
-    fit = offers.scene.fit
-    return _EVERYBODY if fit is None else fit.room(offers.rows, offers.columns)
-
-
-def _not_vacated(offers: Offers) -> Bools:
-    fit = offers.scene.fit
-    return _EVERYBODY if fit is None else fit.staying(offers.columns)[None, :]
-
-
-def _within_gpu_limits(offers: Offers) -> Bools:
-    fit = offers.scene.fit
-    return _EVERYBODY if fit is None else fit.limits(offers.rows, offers.columns)
-
-
-def _owners(offers: Offers) -> Bools:
-    fit = offers.scene.fit
-    return _EVERYBODY if fit is None else fit.owners(offers.rows, offers.columns)
-
-
-def _served(offers: Offers) -> Bools:
-    fit = offers.scene.fit
-    return _EVERYBODY if fit is None else fit.served(offers.rows, offers.columns)
-
-
-def _measurable(offers: Offers) -> Bools:
-    """Nothing is tried where nobody would see how it goes."""
-    fit, tried = offers.scene.fit, offers.scene.terms.explored[offers.cell]
-    return _EVERYBODY if fit is None else ~tried | fit.measurable(offers.columns)
-
-
-def _memory(offers: Offers) -> Bools:
-    return _EVERYBODY if offers.scene.fit is None else _need_mib(offers)[:, None] <= _free_mib(offers)
-
-
-def _need_mib(offers: Offers) -> Floats:
-    return offers.scene.fit.need_mib(offers.rows) if offers.scene.fit else np.zeros(len(offers.rows))
-
-
-def _free_mib(offers: Offers) -> Floats:
-    return offers.scene.fit.free_mib(offers.columns) if offers.scene.fit else np.zeros(len(offers.columns))
-
-
-def _never_together(offers: Offers) -> Bools:
-    allowed: Bools = offers.scene.terms.can_share[offers.cell]
-    return allowed
-
-
-def _short(offers: Offers) -> Bools:
-    return offers.d <= offers.scene.short_s
+def _of_site(ask: Callable[[SiteFit, Offers], NDArray[Any]]) -> Callable[[Offers], NDArray[Any]]:
+    """About nodes, cards and owners: where cards are all alike, everybody fits."""
+    return lambda offers: _EVERYBODY if (fit := offers.scene.fit) is None else ask(fit, offers)
 
 
 def _promised(offers: Offers) -> Bools:
@@ -363,15 +288,26 @@ def _nobody_held_up(offers: Offers) -> Bools:
     return kept
 
 
+def _in_time(offers: Offers, lost_s: Floats, resident_lost_s: Floats) -> Bools:
+    """Whether what each loses at worst can be given back, or fits its time limit as it is."""
+    scene, rows, columns = offers.scene, offers.rows, offers.columns
+    if scene.fit is None:
+        return _EVERYBODY
+    margin = 1.0 - scene.settings.limit_margin_pct / 100.0
+    limit_s, limit_left_s = scene.waiting.limit_s[rows][:, None], scene.lanes.limit_left_s[columns]
+    grows, resident_grows = scene.fit.may_grow_s(rows, columns, limit_s, limit_left_s)
+    ok: Bools = (lost_s <= grows) | (offers.high_s + lost_s <= margin * limit_s)
+    left_s = scene.lanes.left_high_s[columns]
+    return ok & ((resident_lost_s <= resident_grows) | (left_s + resident_lost_s <= margin * limit_left_s))
+
+
 def _within_limits(offers: Offers) -> Bools:
     """Neither dies at its time limit if the rates are at their worst and both run for long."""
-    if offers.scene.fit is None:
-        return _EVERYBODY
     terms, left_s = offers.scene.terms, offers.scene.lanes.left_high_s[offers.columns]
     with np.errstate(invalid="ignore"):
         to_the_end = left_s * (1.0 / offers.of(terms.resident_low) - 1.0)
         resident_lost_s = np.fmin(offers.high_s * offers.of(terms.delay_high), to_the_end)
-    return offers.scene.fit.in_time(offers, offers.high_s * (offers.of(terms.stay_high) - 1.0), resident_lost_s)
+    return _in_time(offers, offers.high_s * (offers.of(terms.stay_high) - 1.0), resident_lost_s)
 
 
 def _worst_pct(offers: Offers) -> Floats:
@@ -380,44 +316,39 @@ def _worst_pct(offers: Offers) -> Floats:
 
 def _own_cap(offers: Offers) -> Bools:
     """An owner's own cap holds at worst, and knows no exploration."""
-    own = offers.scene.waiting.own_pct
-    if own is None:
-        return _EVERYBODY
-    own_pct = own[offers.rows][:, None]
+    own_pct = offers.scene.waiting.own_pct[offers.rows][:, None]
     allowed: Bools = (own_pct >= offers.scene.settings.guest_cap_pct) | (_worst_pct(offers) <= own_pct)
     return allowed
 
 
-def _own_pct(offers: Offers) -> Floats:
-    own = offers.scene.waiting.own_pct
-    return np.full(len(offers.rows), np.inf) if own is None else own[offers.rows]
-
-
-def _gains(offers: Offers) -> Bools:
-    gains: Bools = offers.gain_s > 0.0
-    return gains
-
-
-def _sooner(offers: Offers) -> Bools:
-    """A successor does not save card time by itself, whatever the objective."""
-    sooner: Bools = offers.sooner_s > 0.0
-    return sooner
-
-
 _EVERYBODY: Bools = np.ones((1, 1), bool)
+NEVER_TOGETHER = Rule(Code.FORBIDDEN, lambda offers: offers.of(offers.scene.terms.can_share))
 
 RULES: tuple[Rule, ...] = (
-    Rule(Code.PLACE, _room),
-    Rule(Code.PREEMPTION, _not_vacated),
-    Rule(Code.LIMIT, _within_gpu_limits),
-    Rule(Code.OWNERS, _owners),
-    Rule(Code.MPS_USER, _served),
-    Rule(Code.MEMORY, _memory, _need_mib, lambda offers: np.maximum(_free_mib(offers), 0.0)),
-    Rule(Code.FORBIDDEN, _never_together),
-    Rule(Code.TOO_LONG, _short, lambda offers: offers.d[:, 0], lambda offers: np.full(1, offers.scene.short_s)),
+    Rule(Code.PLACE, _of_site(lambda fit, offers: fit.room(offers.rows, offers.columns))),
+    Rule(Code.PREEMPTION, _of_site(lambda fit, offers: fit.staying(offers.columns)[None, :])),
+    Rule(Code.LIMIT, _of_site(lambda fit, offers: fit.limits(offers.rows, offers.columns))),
+    Rule(Code.OWNERS, _of_site(lambda fit, offers: fit.owners(offers.rows, offers.columns))),
+    Rule(Code.MPS_USER, _of_site(lambda fit, offers: fit.served(offers.rows, offers.columns))),
+    Rule(
+        Code.MEMORY,
+        _of_site(lambda fit, offers: fit.need_mib(offers.rows)[:, None] <= fit.free_mib(offers.columns)),
+        _of_site(lambda fit, offers: fit.need_mib(offers.rows)),
+        _of_site(lambda fit, offers: np.maximum(fit.free_mib(offers.columns), 0.0)),
+    ),
+    NEVER_TOGETHER,
+    Rule(
+        Code.TOO_LONG,
+        lambda offers: offers.d <= offers.scene.short_s,
+        lambda offers: offers.d[:, 0],
+        lambda offers: np.full(1, offers.scene.short_s),
+    ),
     Rule(Code.PROMISE, _promised),
     Rule(Code.EXPLORATION, _worth_a_trial),
-    Rule(Code.NOT_MEASURABLE, _measurable),
+    Rule(  # nothing is tried where nobody would see how it goes
+        Code.NOT_MEASURABLE,
+        _of_site(lambda fit, offers: ~offers.of(offers.scene.terms.explored) | fit.measurable(offers.columns)),
+    ),
     Rule(
         Code.PRIORITY,
         _nobody_held_up,
@@ -425,8 +356,10 @@ RULES: tuple[Rule, ...] = (
         lambda offers: np.maximum(_outlives_s(offers), 0.0),
     ),
     Rule(Code.TIME_LIMIT, _within_limits),
-    Rule(Code.OWN_CAP, _own_cap, _own_pct, _worst_pct),  # a higher cap helps only where the site's own rules say yes
-    Rule(Code.NO_GAIN, _gains),
+    Rule(  # a higher cap helps only where the site's own rules say yes
+        Code.OWN_CAP, _own_cap, lambda offers: offers.scene.waiting.own_pct[offers.rows], _worst_pct
+    ),
+    Rule(Code.NO_GAIN, lambda offers: offers.gain_s > 0.0),
 )
 """What must hold of a guest and its resident, in the order in which a job that waits is told."""
 
@@ -440,11 +373,10 @@ HARD_RULES = tuple(rule for rule in RULES if rule.code in (*_SITES_OWN, Code.TIM
 
 
 def _successor_promised(offers: Offers) -> Bools:
-    own = offers.scene.waiting.own_pct
-    promises = offers.scene.settings.promises
-    pct = [promises.of(guest=False, own_pct=None if own is None else float(own[row])) for row in offers.rows]
+    waiting = offers.scene.waiting
+    pct = np.minimum(offers.scene.settings.promises.resident_pct, waiting.own_pct[offers.rows])
     _, lost_s = offers.at_worst()
-    kept: Bools = lost_s <= (np.array(pct) / 100.0 * offers.scene.waiting.low_s[offers.rows])[:, None]
+    kept: Bools = lost_s <= (pct / 100.0 * waiting.low_s[offers.rows])[:, None]
     return kept
 
 
@@ -461,19 +393,17 @@ def _ends_last(offers: Offers) -> Bools:
 
 
 def _successor_within_limits(offers: Offers) -> Bools:
-    if offers.scene.fit is None:
-        return _EVERYBODY
     shared_s, lost_s = offers.at_worst()
-    return offers.scene.fit.in_time(offers, lost_s, shared_s - offers.scene.lanes.left_high_s[offers.columns])
+    return _in_time(offers, lost_s, shared_s - offers.scene.lanes.left_high_s[offers.columns])
 
 
 SUCCESSOR_RULES: tuple[Rule, ...] = (
     *(rule for rule in RULES if rule.code in _SITES_OWN),
     Rule(Code.TIME_LIMIT, _successor_within_limits),
-    Rule(Code.FORBIDDEN, _never_together),
+    NEVER_TOGETHER,
     Rule(Code.PROMISE, _successor_promised),
     Rule(Code.PROMISE, _bears_successor),
     Rule(Code.NO_PARTNER, _ends_last),
     Rule(Code.PRIORITY, _first_in_queue),
-    Rule(Code.NO_GAIN, _sooner),
+    Rule(Code.NO_GAIN, lambda offers: offers.sooner_s > 0.0),  # whatever the objective: it saves no card time by itself
 )

@@ -11,7 +11,7 @@ from slurm_gpushare.helper.durations import Ahead, longest_guest_s
 from slurm_gpushare.helper.pair_speeds import FULL_WEIGHT_S, VERDICT_WEIGHT
 from slurm_gpushare.helper.places import expected_waits_s
 from slurm_gpushare.helper.rules import NOBODY as NO_RANK
-from slurm_gpushare.helper.rules import VERDICT_S, Lanes, PairRates, Scene, Terms, Waiting
+from slurm_gpushare.helper.rules import VERDICT_S, Lanes, PairRates, Scene, Terms, Waiting, take
 from slurm_gpushare.helper.second_halves import Join, steps
 from slurm_gpushare.knowledge.interference import Interference, Telemetry
 from slurm_gpushare.knowledge.kb import default_kb
@@ -162,8 +162,8 @@ class SimulatedHalves:
 
     def scene(self, rows: Ints, columns: Ints) -> Scene:
         return Scene(
-            waiting=self._waiting.take(rows),
-            lanes=self._lanes.take(columns),
+            waiting=take(self._waiting, rows),
+            lanes=take(self._lanes, columns),
             terms=self.policy.seen.terms(),
             settings=self.policy.settings,
             short_s=self.short_s,
@@ -204,23 +204,18 @@ class SimulatedHalves:
             high_s=durations.before.high_s[jobs],
             limit_s=durations.limit_s[jobs],
             waited_s=self.world.now_s - work.submit_s[jobs],
+            own_pct=np.full(len(jobs), np.inf),
         )
 
     def _lanes_of(self, residents: Ints) -> Lanes:
         world, policy = self.world, self.policy
         done_s = world.work.duration_s[residents] - world.left_s(residents)
         lost_s = world.now_s - world.start_s[residents] - world.stood_s(residents) - done_s
-        ahead, promise = policy.ahead(world, residents), policy.promise_pct(world, residents)
-        return Lanes(
-            kind=world.work.profile[residents],
-            budget_s=ahead.budget_s(promise, lost_s),
-            expected_budget_s=ahead.expected_budget_s(promise, lost_s),
-            bears=ahead.bears(promise, lost_s),
-            left_s=ahead.left.middle_s,
-            left_high_s=ahead.left.high_s,
-            limit_left_s=policy.durations.limit_s[residents] - done_s,
-            wanted_rank=np.full(len(residents), self.places.wanted),
-        )
+        promise = policy.promise_pct(world, residents)
+        limit_left_s = policy.durations.limit_s[residents] - done_s
+        wanted_rank = np.full(len(residents), self.places.wanted)
+        kind = world.work.profile[residents]
+        return Lanes.of(kind, policy.ahead(world, residents), promise, lost_s, limit_left_s, wanted_rank)
 
 
 class Gpushare(Policy):
