@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 from gpushare_lab.experiment.replay_jobs import ReplayJobs, replay_jobs
 from gpushare_lab.experiment.replay_run import Replay
+from gpushare_lab.peers.trace_jobs import read_any_trace, read_rates
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 
 from bench.bench_simulate import data_dir
-from slurm_gpushare.whatif.jobs import read_rates
-from slurm_gpushare.whatif.traces import read_any_trace
 
 QUEUES = "1x60"
 GPUS, LOAD, MEAN_S, SUITE = 8, 1.2, 12.0, "trixie"

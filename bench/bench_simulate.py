@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gpushare_lab.peers.registry import NAMES, make_policy
+from gpushare_lab.peers.trace_jobs import Trace, make_workload, read_any_trace, read_rates
 
 from bench.evaluation_plot import draw, read_table
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MeasuredPairs, Trace, make_workload, read_rates
+from slurm_gpushare.whatif.jobs import MeasuredPairs
 from slurm_gpushare.whatif.our_policy import Options
 from slurm_gpushare.whatif.outcome import metrics
 from slurm_gpushare.whatif.simulate import run
-from slurm_gpushare.whatif.traces import read_any_trace
 
 LOADS = (0.9, 1.2, 1.5)
 SEEDS = (0, 1, 2)

@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["slurm_gpushare"]):
     from slurm_gpushare.slurm.nodes import parse_config, parse_nodes, parse_partitions, parse_reservations
     from slurm_gpushare.slurm.queue import QueueReader, parse_queue
     from slurm_gpushare.slurm.values import expand, expand_tasks, parse_gres, parse_used, type_index, typed_shards
-    from slurm_gpushare.whatif.traces import read_any_trace
+    from slurm_gpushare.whatif.traces import read_jobs
 
 TOP = Path(__file__).resolve().parents[1]
 FIXTURES = TOP / "tests" / "fixtures" / "slurm"
@@ -101,7 +101,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "settings": parse_settings,
     "profiles": csv(read_profiles),
     "pairs": csv(read_pairs),
-    "traces": csv(read_any_trace),
+    "traces": csv(read_jobs),
 }
 
 

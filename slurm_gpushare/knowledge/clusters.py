@@ -15,7 +15,6 @@ Floats = NDArray[np.float64]
 
 FORMAT = 1
 MAX_K = 8
-MOST_TRIED_K = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +100,12 @@ def fit_clusters(
             f"{len(values)} profiles, {distinct} different", "Clusters need at least two different profiles."
         )
     weights = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
-    mean, scale = _mean_and_scale(values, weights)
+    mean, scale = mean_and_scale(values, weights)
     points = (values - mean) / scale
     most = min(MAX_K, distinct)
     if k is not None and not 1 <= k <= most:
         raise BadInput(f"k = {k} clusters of {distinct} different profiles", f"Choose k between 1 and {most}.")
-    fits = {n: _k_means(points, n, seed, weights) for n in (range(1, most + 1) if k is None else (k,))}
+    fits = {n: k_means(points, n, seed, weights) for n in (range(1, most + 1) if k is None else (k,))}
     distortions = tuple(fits[n][1] for n in fits) if k is None else ()
     best = k if k is not None else elbow(distortions)
     labels = fits[best][0]
@@ -121,7 +120,7 @@ def fit_clusters(
     )
 
 
-def _mean_and_scale(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
+def mean_and_scale(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """Of each column. A constant one is left at scale 1, where it adds nothing to any distance."""
     mean = np.average(values, axis=0, weights=weights)
     scale = np.sqrt(np.average(np.square(values - mean), axis=0, weights=weights))
@@ -139,30 +138,7 @@ def elbow(distortions: Sequence[float]) -> int:
     return int(np.argmax(1.0 - x - y)) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceOfK:
-    """How far the number of clusters depends on how it is chosen."""
-
-    elbows: Mapping[int, int]
-    """The elbow by the largest k that was tried."""
-    silhouettes: Mapping[int, float]
-    """Mean silhouette by k: how much nearer points lie to their own cluster than to the next; 1 at best."""
-
-
-def choice_of_k(values: Floats, seed: int) -> ChoiceOfK:
-    """The elbow for every largest k from 5 to `MOST_TRIED_K`, and the silhouette of every k, on standardised values."""
-    from sklearn.metrics import silhouette_score
-
-    mean, scale = _mean_and_scale(values, np.ones(len(values)))
-    points = (values - mean) / scale
-    most = min(MOST_TRIED_K, len(np.unique(values, axis=0)) - 1)
-    fits = {k: _k_means(points, k, seed) for k in range(1, most + 1)}
-    distortions = [fits[k][1] for k in fits]
-    silhouettes = {k: float(silhouette_score(points, fits[k][0])) for k in fits if k > 1}
-    return ChoiceOfK({largest: elbow(distortions[:largest]) for largest in range(5, most + 1)}, silhouettes)
-
-
-def _k_means(points: Floats, k: int, seed: int, weights: Floats | None = None) -> tuple[NDArray[np.intp], float]:
+def k_means(points: Floats, k: int, seed: int, weights: Floats | None = None) -> tuple[NDArray[np.intp], float]:
     from sklearn.cluster import KMeans
 
     fitted = KMeans(n_clusters=k, n_init=10, random_state=seed).fit(points, sample_weight=weights)

@@ -44,7 +44,7 @@ def fit(general: Interference, jobs: Telemetry, observed: Observed, families: In
         filled = float(np.nanmean(jobs.filled))
     general = replace(general, typical=(busy, access, filled))
     general = adapt(general, jobs, observed, families)
-    return replace(general, coefficients=Posterior(general, jobs, observed, families).coefficients())
+    return replace(general, coefficients=Posterior(general, jobs, observed, families).coefficients)
 
 
 def adapt(general: Interference, jobs: Telemetry, observed: Observed, families: Index | None = None) -> Interference:

@@ -19,13 +19,9 @@ from slurm_gpushare.knowledge.interference import (
     MAX_RATE,
     MIN_RATE,
     PESSIMISM,
-    C,
-    E,
     Interference,
     Observed,
     Telemetry,
-    W,
-    Z,
     expected,
 )
 from slurm_gpushare.knowledge.posterior import Posterior
@@ -55,18 +51,6 @@ class Evidence:
         old = self.weight * kept
         self.log_slowdown = (old * self.log_slowdown + weight * log_slowdown) / (old + weight)
         self.weight, self.seen = old + weight, number
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What is known of a token: log slow-down with the typical other, against the typical token's; 0 is typical."""
-
-    token: str
-    victim: float
-    victim_sd: float
-    aggressor: float
-    aggressor_sd: float
-    observations: int
 
 
 class LearnedKnowledge:
@@ -142,25 +126,6 @@ class LearnedKnowledge:
         """What was observed, by victim and neighbour."""
         names = list(self._index)
         return {(names[i], names[j]): known for (i, j), known in self._evidence.items()}
-
-    def effects(self) -> list[Effect]:
-        """What is known of every token that has been seen to share, by token."""
-        beliefs, found = self.beliefs, []
-        counts: dict[int, int] = {}
-        for (i, j), _ in self._evidence.items():
-            counts[i], counts[j] = counts.get(i, 0) + 1, counts.get(j, 0) + 1
-        typical = beliefs.logs(np.array([-1]))[0]
-        for token, at in sorted(self._index.items()):
-            if at not in counts:
-                continue
-            z, w, c, e = beliefs.logs(np.array([at]))[0].tolist()
-            s, h = math.exp(z + typical[W]), math.exp(w + typical[Z])
-            level = math.exp(typical[Z] + typical[W])
-            slopes = np.array([[s, 0.0, 1.0, 0.0], [0.0, h, 0.0, 1.0]])
-            victim_sd, aggressor_sd = np.sqrt(np.diagonal(slopes @ beliefs.variance[at] @ slopes.T)).tolist()
-            victim, aggressor = s - level + c - typical[C], h - level + e - typical[E]
-            found.append(Effect(token, float(victim), victim_sd, float(aggressor), aggressor_sd, counts[at]))
-        return found
 
     def _lasting(self, pair: tuple[int, int], surprise: float) -> bool:
         """Whether this observation is one outlier too many in the same direction to be an accident."""

@@ -48,7 +48,7 @@ class Posterior:
         self._by_victim, self._by_neighbour = self._load[observed.victim], self._load[observed.neighbour]
         self._at_prior = self._by_victim @ general.coefficients.mean, self._by_neighbour @ general.coefficients.mean
         self._logs = self._at_prior[0][:, Z] + self._at_prior[1][:, W]  # log s + log h of each observation
-        self._coefficients = general.coefficients
+        self.coefficients = general.coefficients  # after the observations, with everything else integrated out
         self._inverse: Floats = np.zeros((0, 0))
         if len(observed.rate):
             self._solve()
@@ -73,16 +73,12 @@ class Posterior:
         flat = self._by_victim[:, C] + self._by_neighbour[:, E]
         return np.asarray(self.product[:, None] * by_logs + flat, dtype=np.float64)
 
-    def coefficients(self) -> Coefficients:
-        """The coefficients after the observations, with everything else integrated out."""
-        return self._coefficients
-
     def beliefs(self) -> Beliefs:
         """What is believed of each job and of each pair that was observed (each at most once) afterwards."""
         found, seen, start = Beliefs(self.general, self.jobs), self.observed, self._start
         if not len(seen.rate):
             return found
-        found.mean, found.covariance = self._coefficients.mean.copy(), self._coefficients.covariance.copy()
+        found.mean, found.covariance = self.coefficients.mean.copy(), self.coefficients.covariance.copy()
         by_residual, by_jacobian = self._inverse @ self.residual, self._inverse @ self.jacobian
         for job in np.unique(np.concatenate([seen.victim, seen.neighbour])).tolist():
             mine = np.flatnonzero((seen.victim == job) | (seen.neighbour == job))
@@ -113,7 +109,7 @@ class Posterior:
             covariance = np.linalg.inv(precision + jacobian.T @ pulled)
             covariance = (covariance + covariance.T) / 2.0
             moved = covariance @ (pulled.T @ residual)
-            self._coefficients = Coefficients(prior.mean + moved, covariance)
+            self.coefficients = Coefficients(prior.mean + moved, covariance)
             if step + 1 < _STEPS:  # the last solution stays consistent with where it was linearised
                 weights = self._inverse @ (residual - jacobian @ moved)
                 left = np.diag(self._inverse) - np.einsum("ij,jk,ik->i", pulled, covariance, pulled)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from slurm_gpushare.knowledge.tables import read_pairs
-from slurm_gpushare.protocol.errors import BadInput
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -41,25 +36,6 @@ class MeasuredPairs:
         scaled = 1.0 - (1.0 - self.rate) * (factor if mechanism == "slices" else 1.0 / factor)
         return MeasuredPairs(self.profiles, np.maximum(scaled, np.minimum(self.rate, 0.5)))
 
-    def capped(self, isd_pct: float) -> MeasuredPairs:
-        """The same without the pairs that slow either job by more than `isd_pct`."""
-        floor = 1.0 / (1.0 + isd_pct / 100.0)
-        with np.errstate(invalid="ignore"):
-            keep = self.rate >= floor
-        return MeasuredPairs(self.profiles, np.where(keep & keep.T, self.rate, np.nan))
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Jobs in submit order."""
-
-    submit_s: Floats
-    duration_s: Floats
-    num_gpus: Ints
-    fraction: Floats | None = None
-    """What each needs of its one card, where some ask for less than all of it."""
-    group: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJobs:
@@ -78,51 +54,6 @@ class SimulatedJobs:
     @property
     def jobs(self) -> int:
         return len(self.submit_s)
-
-
-def read_rates(path: Path, profiles: Sequence[str] | None = None) -> MeasuredPairs:
-    """Measured pairs as a table; `profiles` (default: all that occur in the file) are those that jobs may get."""
-    rows = read_pairs(path, profiles)
-    names = sorted(profiles or rows.names)
-    at = {name: i for i, name in enumerate(names)}
-    rate = np.full((len(names), len(names)), np.nan)
-    for a, b, rate_a, rate_b in zip(rows.profile_a, rows.profile_b, rows.rate_a, rows.rate_b, strict=True):
-        if a == b:
-            rate[at[a], at[a]] = (rate_a + rate_b) / 2
-        else:
-            rate[at[a], at[b]], rate[at[b], at[a]] = rate_a, rate_b
-    return MeasuredPairs(tuple(names), rate)
-
-
-def make_workload(
-    trace: Trace,
-    pairs: MeasuredPairs,
-    *,
-    gpus: int,
-    jobs: int | None,
-    load: float,
-    seed: int,
-    multi_gpu: bool = False,
-    gpus_per_node: int = 0,
-) -> SimulatedJobs:
-    """Pick the jobs, scale their arrivals to `load` (0: as in the trace) and deal them profiles."""
-    if gpus_per_node and gpus % gpus_per_node:
-        raise BadInput(f"--gpus {gpus}: no whole number of nodes of {gpus_per_node}")
-    chosen = np.flatnonzero((trace.num_gpus <= gpus) if multi_gpu else (trace.num_gpus == 1))
-    if len(chosen) == 0:
-        raise BadInput("the trace has no job that fits", "Single-GPU jobs are needed, or --multi-gpu and enough GPUs.")
-    if jobs is not None and jobs > len(chosen):
-        raise BadInput(f"--jobs {jobs}: the trace has only {len(chosen)} jobs that fit")
-    chosen = chosen[:jobs]
-    submit_s = trace.submit_s[chosen] - trace.submit_s[chosen[0]]
-    duration_s, num_gpus = trace.duration_s[chosen], trace.num_gpus[chosen]
-    if load > 0:
-        if submit_s[-1] <= 0:
-            raise BadInput(f"--load {load:g}: impossible, all jobs are submitted at once", "Use --load 0.")
-        submit_s = submit_s * (float(np.sum(duration_s * num_gpus)) / (gpus * float(submit_s[-1]) * load))
-    profile = np.random.default_rng(seed).integers(len(pairs.profiles), size=len(chosen))
-    work = SimulatedJobs(gpus, submit_s, duration_s, num_gpus, profile.astype(np.int64), pairs, seed, gpus_per_node)
-    return work if trace.fraction is None else with_fractions(work, trace.fraction[chosen])
 
 
 FRACTIONS = 4

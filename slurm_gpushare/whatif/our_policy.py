@@ -333,9 +333,6 @@ class Gpushare(Policy):
         promises, guest = self.settings.promises, world.guest[jobs] & ~self.successor[jobs]
         return np.where(guest, promises.of(guest=True, own_pct=None), promises.of(guest=False, own_pct=None))
 
-    def limits_s(self, jobs: Ints) -> Floats:
-        return self.durations.limit_s[jobs]
-
     def left_s(self, world: World, jobs: Ints) -> Floats:
         return self.ahead(world, jobs).left.middle_s
 

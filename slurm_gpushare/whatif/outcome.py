@@ -70,22 +70,6 @@ def figures(run: FinishedRun) -> dict[str, float]:
     }
 
 
-def first_metrics(world: World, count: int) -> dict[str, float]:
-    """The figures of the first so many jobs of a run: what it was worth before much was learned."""
-    work = world.work
-    jct_s = (world.end_s - work.submit_s)[:count]
-    ran_s, alone_s = world.ran_s[:count], work.duration_s[:count]
-    isd_pct = np.maximum((ran_s / alone_s - 1) * 100, 0.0)
-    return {
-        "jobs": len(jct_s),
-        "avg_jct_s": float(jct_s.mean()),
-        "avg_wait_s": float((jct_s - ran_s).mean()),
-        "isd_mean_pct": float(isd_pct.mean()),
-        "isd_p95_pct": percentile(isd_pct, 95),
-        "shared_fraction": float(world.shared[:count].mean()),
-    }
-
-
 def percentile(values: Floats, percent: float) -> float:
     """By nearest rank, as in reports: a value that occurred."""
     return float(np.percentile(values, percent, method="inverted_cdf")) if len(values) else 0.0

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slurm_gpushare.helper.durations import Ahead
 from slurm_gpushare.helper.promises import PauseHistory, PauseStep, PromiseStatus, next_step
 from slurm_gpushare.helper.rules import VERDICT_S
 from slurm_gpushare.protocol.settings import DEFAULTS
 from slurm_gpushare.protocol.stop_orders import LONGEST_PAUSE_S
-from slurm_gpushare.whatif.jobs import Floats, Ints
+from slurm_gpushare.whatif.jobs import Ints
 from slurm_gpushare.whatif.world import NOBODY, SAME_INSTANT_S, World
+
+if TYPE_CHECKING:
+    from slurm_gpushare.whatif.our_policy import Gpushare
 
 LOOK_S = DEFAULTS.tick_s
 ERROR = 0.05
 """How far a measured rate may be off, relative."""
-
-
-class Believer(Protocol):
-    """What a policy believes of its jobs."""
-
-    def ahead(self, world: World, jobs: Ints) -> Ahead: ...
-
-    def promise_pct(self, world: World, jobs: Ints) -> Floats: ...
-
-    def limits_s(self, jobs: Ints) -> Floats: ...
 
 
 class Stops:
@@ -42,25 +34,25 @@ class Stops:
     def wake_s(self) -> float:
         return min(self._due_s.values(), default=np.inf)
 
-    def look(self, world: World, believer: Believer) -> None:
+    def look(self, world: World, policy: Gpushare) -> None:
         """Stop those whose residents are about to lose more than promised, and let those go on who may."""
         for resident, guest, since_s in world.pairings_begun[self._begun :]:
             self._due_s[resident, guest] = since_s + VERDICT_S
         self._begun = len(world.pairings_begun)
         for pair, due_s in list(self._due_s.items()):
             if due_s <= world.now_s + SAME_INSTANT_S:
-                self._judge(world, believer, *pair)
+                self._judge(world, policy, *pair)
 
-    def _judge(self, world: World, believer: Believer, resident: int, guest: int) -> None:
+    def _judge(self, world: World, policy: Gpushare, resident: int, guest: int) -> None:
         pair, now_s = (resident, guest), world.now_s
         if world.gpu[guest] == NOBODY or world.gpu[guest] != world.gpu[resident]:
             del self._due_s[pair]
             self._stopped_since_s.pop(guest, None)
             return
         jobs = np.array(pair)
-        of_resident, of_guest = self._statuses(world, believer, jobs)
+        of_resident, of_guest = self._statuses(world, policy, jobs)
         since_s = self._stopped_since_s.get(guest)
-        most_s = DEFAULTS.pause_most_pct / 100.0 * max(of_guest.run_s, float(believer.limits_s(jobs)[1]))
+        most_s = DEFAULTS.pause_most_pct / 100.0 * max(of_guest.run_s, float(policy.durations.limit_s[guest]))
         history = PauseHistory(
             since_s, float(world.stood_s(jobs)[1]), now_s - self._went_on_s.get(guest, -np.inf), most_s
         )
@@ -80,8 +72,8 @@ class Stops:
             wait_s = of_resident.budget_s / of_resident.loss - 2.0 * LOOK_S
         self._due_s[pair] = now_s + max(wait_s, LOOK_S)
 
-    def _statuses(self, world: World, believer: Believer, jobs: Ints) -> tuple[PromiseStatus, PromiseStatus]:
-        ahead, promises = believer.ahead(world, jobs), believer.promise_pct(world, jobs)
+    def _statuses(self, world: World, policy: Gpushare, jobs: Ints) -> tuple[PromiseStatus, PromiseStatus]:
+        ahead, promises = policy.ahead(world, jobs), policy.promise_pct(world, jobs)
         run_s = ahead.done_s + ahead.left.low_s
         lost_s = world.now_s - world.start_s[jobs] - ahead.done_s
         kinds = world.work.profile[jobs]

@@ -9,16 +9,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.whatif.jobs import Trace
 
 PAI_COLUMNS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
@@ -60,25 +57,6 @@ def read_jobs(path: Path) -> list[TracedJob]:
 
 
 _KNOWN = "Known are ours (submit_s, duration_s, num_gpus), Philly's JSON, Alibaba's PAI task table and openb pod list."
-
-
-def as_trace(jobs: Sequence[TracedJob]) -> Trace:
-    """The jobs as the simulator reads them."""
-    columns = zip(*((j.submit_s, j.duration_s, j.gpus, j.fraction, j.group) for j in jobs), strict=True)
-    submit, duration, gpus, fraction, group = columns
-    some = any(value < 1.0 for value in fraction)
-    return Trace(
-        np.array(submit, float),
-        np.array(duration, float),
-        np.array(gpus, np.int64),
-        np.array(fraction, float) if some else None,
-        tuple(group),
-    )
-
-
-def read_any_trace(path: Path) -> Trace:
-    """A trace of any known kind."""
-    return as_trace(read_jobs(path))
 
 
 def _csv(path: Path, rows: Iterator[list[str]]) -> Iterator[TracedJob]:

@@ -13,11 +13,11 @@ from gpushare_lab.experiment.replay_jobs import ReplayJobs, rate_files, replay_j
 from gpushare_lab.experiment.replay_outcome import JobStay, PolicyRun, cards_won_and_lost, start_s
 from gpushare_lab.experiment.replay_run import KNOWLEDGE
 from gpushare_lab.experiment.replay_simulation import simulated
+from gpushare_lab.peers.trace_jobs import Trace, read_any_trace, read_rates
 from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.protocol.tokens import TOKEN
-from slurm_gpushare.whatif.jobs import MeasuredPairs, Trace, read_rates
-from slurm_gpushare.whatif.traces import read_any_trace
+from slurm_gpushare.whatif.jobs import MeasuredPairs
 
 PAIRS = MeasuredPairs(("a", "b", "c"), np.array([[0.8, 0.6, 0.9], [0.7, np.nan, 0.9], [1.0, 0.9, 0.9]]))
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gpushare_lab.cli.main import main
+from gpushare_lab.peers.trace_jobs import make_workload, read_any_trace, read_rates
 
 from slurm_gpushare.knowledge.tables import read_pairs
-from slurm_gpushare.whatif.jobs import make_workload, read_rates
-from slurm_gpushare.whatif.traces import read_any_trace
 
 TRACE = "submit_s,duration_s,num_gpus,group\n5,10,1,a\n0,20,1,a\n7,30,1,b\n1,30,4,b\n"
 PAIRS = "profile_a,profile_b,gpu_model,rate_a,rate_b\na,a,V100,0.9,0.7\na,b,V100,0.6,1.2\nb,b,V100,,\n"

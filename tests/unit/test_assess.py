@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpushare_lab.peers.trace_jobs import make_workload, read_any_trace
 
 from slurm_gpushare.cli import assess as command
 from slurm_gpushare.cli.main import main
@@ -19,8 +20,7 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.whatif.assess import PastJob, assess_partition, deal, most_in_use, past_job, shipped_pairs
-from slurm_gpushare.whatif.jobs import make_workload
-from slurm_gpushare.whatif.traces import read_any_trace, read_jobs
+from slurm_gpushare.whatif.traces import read_jobs
 
 OPENB = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
 pod-0,12000,16384,1,460,,LS,Succeeded,100,700,160

@@ -16,7 +16,7 @@ from slurm_gpushare.slurm.accounting import parse_accounting, parse_limits
 from slurm_gpushare.slurm.nodes import parse_config, parse_nodes, parse_partitions, parse_reservations
 from slurm_gpushare.slurm.queue import QueueReader, parse_queue
 from slurm_gpushare.slurm.values import Gres, expand, expand_tasks, parse_gres, parse_used, type_index, typed_shards
-from slurm_gpushare.whatif.traces import read_any_trace
+from slurm_gpushare.whatif.traces import read_jobs
 
 DELIMITER = "~00000000~"
 MARK = "~11111111~"
@@ -131,7 +131,7 @@ FIELDS = st.one_of(ODD, st.sampled_from(["V100", "0.5", "1", "nan", "inf", "-0.1
     [
         (read_profiles, "profile,gpu_model,gpu_util_mean_pct,mem_access_mean_pct,mem_used_mib,mem_total_mib"),
         (read_pairs, "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b"),
-        (read_any_trace, "submit_s,duration_s,num_gpus,group"),
+        (read_jobs, "submit_s,duration_s,num_gpus,group"),
     ],
 )
 @settings(max_examples=60)

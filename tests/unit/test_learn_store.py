@@ -276,7 +276,7 @@ def test_commands_use_the_store(site: Site, tmp_path: Path, monkeypatch: pytest.
     assert "0 observations taken in, 2 known" in run(kb, ["import", str(tmp_path / "pairs.csv")]).output
     learner = Learner(site.store)
     assert learner.catch_up() == 2
-    assert [item.token for item in learner.knowledge.effects()] == [A, B]
+    assert list(learner.knowledge.evidence()) == [(A, B), (B, A)]
     assert "shipped" in run(model, ["show"]).output
     assert isinstance(run(model, ["fit"]).exception, BadInput)
     (tmp_path / "pairs.csv").write_text("profile_a,profile_b,gpu_model,rate_a,rate_b\nresnet,bert,V100,0.5,0.9\n")

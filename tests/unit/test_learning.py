@@ -95,17 +95,6 @@ def test_products_are_learned_from_fewer_pairs_than_by_sums() -> None:
     assert left[0] < 0.7 * left[1]
 
 
-def test_effects_are_told_in_log_slow_down_beside_the_typical() -> None:
-    knowledge = LearnedKnowledge(flat(**PRODUCT))
-    for number in range(40):
-        knowledge.observe("a", f"t{number}", math.exp(-0.6))
-    found = {effect.token: effect for effect in knowledge.effects()}
-    assert 0.1 < found["a"].victim <= 0.2
-    assert found["a"].victim_sd < 0.1 < found["a"].aggressor_sd
-    assert found["a"].aggressor == pytest.approx(0.0, abs=1e-6)
-    assert found["a"].observations == 40
-
-
 def test_intervals_narrow_with_evidence_and_noise_counts() -> None:
     precise, vague = LearnedKnowledge(flat()), LearnedKnowledge(flat())
     before = precise.rates(["a"], ["b"]).low[0, 0]

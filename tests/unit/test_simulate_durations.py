@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gpushare_lab.peers.trace_jobs import Trace, make_workload
 
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs, Trace, make_workload
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import Durations
 
 

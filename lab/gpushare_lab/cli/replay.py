@@ -22,6 +22,7 @@ from gpushare_lab.experiment.replay_run import KNOWLEDGE, MEASURED, POLICIES, Re
 from gpushare_lab.experiment.replay_simulation import simulated
 from gpushare_lab.experiment.run_page import write_run_page
 from gpushare_lab.paper.plots import check_picture
+from gpushare_lab.peers.trace_jobs import read_any_trace, read_rates
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare import __version__
@@ -30,8 +31,6 @@ from slurm_gpushare.knowledge.tables import write_text
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.release import parse_release
-from slurm_gpushare.whatif.jobs import read_rates
-from slurm_gpushare.whatif.traces import read_any_trace
 
 GPUS_A_NODE = 4
 TELL_S = 10.0

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from gpushare_lab.cli.checks import check_counts
 from gpushare_lab.peers.registry import PREEMPTIVE, make_policy, parse_policies
+from gpushare_lab.peers.trace_jobs import make_workload, read_any_trace, read_rates
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.console import FILE, Column, progress, right, table, warn
 from slurm_gpushare.knowledge.interference import Interference, Telemetry, jobs_known
@@ -22,12 +24,11 @@ from slurm_gpushare.knowledge.tables import ProfileTable, read_profiles, write_t
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MECHANISM, MECHANISMS, SimulatedJobs, make_workload, read_rates
+from slurm_gpushare.whatif.jobs import MECHANISM, MECHANISMS, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import DURATION_MODES
 from slurm_gpushare.whatif.our_policy import Options
-from slurm_gpushare.whatif.outcome import first_metrics, metrics
+from slurm_gpushare.whatif.outcome import metrics, percentile
 from slurm_gpushare.whatif.simulate import run
-from slurm_gpushare.whatif.traces import read_any_trace
 from slurm_gpushare.whatif.world import World
 
 FIRST_JOBS = 1000
@@ -192,3 +193,19 @@ def _table(results: list[dict[str, Any]]) -> str:
             + [row["shared_fraction"], row["first"]["avg_jct_s"], row["first"]["isd_mean_pct"], row["wall_s"]]
         )
     return table(columns, rows)
+
+
+def first_metrics(world: World, count: int) -> dict[str, float]:
+    """The figures of the first so many jobs of a run: what it was worth before much was learned."""
+    work = world.work
+    jct_s = (world.end_s - work.submit_s)[:count]
+    ran_s, alone_s = world.ran_s[:count], work.duration_s[:count]
+    isd_pct = np.maximum((ran_s / alone_s - 1) * 100, 0.0)
+    return {
+        "jobs": len(jct_s),
+        "avg_jct_s": float(jct_s.mean()),
+        "avg_wait_s": float((jct_s - ran_s).mean()),
+        "isd_mean_pct": float(isd_pct.mean()),
+        "isd_p95_pct": percentile(isd_pct, 95),
+        "shared_fraction": float(world.shared[:count].mean()),
+    }

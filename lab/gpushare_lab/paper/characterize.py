@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpushare_lab.paper.ranking import Ranked, rank
 from gpushare_lab.paper.workloads import FEATURES, TARGETS, PaperWorkloads, Rebuilt, enlarge, read_workloads, score
-from slurm_gpushare.knowledge.clusters import ChoiceOfK, ClusterModel, choice_of_k, fit_clusters
+from slurm_gpushare.knowledge.clusters import ClusterModel, elbow, fit_clusters, k_means, mean_and_scale
 
 Floats = NDArray[np.float64]
 
@@ -20,6 +21,32 @@ THIRD = "mgtsamp"
 INTERPOLATION = "pchip"
 """Polynomials give their own points back perfectly and overshoot between them; of the methods that never leave the
 range of the two neighbouring measurements this one has the least error."""
+
+
+MOST_TRIED_K = 13
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOfK:
+    """How far the number of clusters depends on how it is chosen."""
+
+    elbows: Mapping[int, int]
+    """The elbow by the largest k that was tried."""
+    silhouettes: Mapping[int, float]
+    """Mean silhouette by k: how much nearer points lie to their own cluster than to the next; 1 at best."""
+
+
+def choice_of_k(values: Floats, seed: int) -> ChoiceOfK:
+    """The elbow for every largest k from 5 to `MOST_TRIED_K`, and the silhouette of every k, on standardised values."""
+    from sklearn.metrics import silhouette_score
+
+    mean, scale = mean_and_scale(values, np.ones(len(values)))
+    points = (values - mean) / scale
+    most = min(MOST_TRIED_K, len(np.unique(values, axis=0)) - 1)
+    fits = {k: k_means(points, k, seed) for k in range(1, most + 1)}
+    distortions = [fits[k][1] for k in fits]
+    silhouettes = {k: float(silhouette_score(points, fits[k][0])) for k in fits if k > 1}
+    return ChoiceOfK({largest: elbow(distortions[:largest]) for largest in range(5, most + 1)}, silhouettes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from gpushare_lab.peers import preemptive, sharing
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.whatif import simulate
-from slurm_gpushare.whatif.jobs import SimulatedJobs
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Gpushare, Options, oracle
 from slurm_gpushare.whatif.simulate import Policy
 
@@ -58,11 +60,19 @@ def split_cap(name: str) -> tuple[str, float | None]:
     return (match["name"], float(match["pct"])) if match else (name, None)
 
 
+def capped(pairs: MeasuredPairs, isd_pct: float) -> MeasuredPairs:
+    """The same without the pairs that slow either job by more than `isd_pct`."""
+    floor = 1.0 / (1.0 + isd_pct / 100.0)
+    with np.errstate(invalid="ignore"):
+        keep = pairs.rate >= floor
+    return MeasuredPairs(pairs.profiles, np.where(keep & keep.T, pairs.rate, np.nan))
+
+
 def make_policy(name: str, work: SimulatedJobs, options: Options) -> tuple[Policy, SimulatedJobs]:
     """The policy, and the workload as it may see it: a cap takes pairs away."""
     base, cap = split_cap(name)
     if cap is not None:
-        work = replace(work, pairs=work.pairs.capped(cap))
+        work = replace(work, pairs=capped(work.pairs, cap))
     if base in OURS:
         return OURS[base](work, work.seed, options), work
     return PEERS[base](work, work.seed), work
