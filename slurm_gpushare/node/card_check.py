@@ -45,6 +45,7 @@ GRID = tuple(
 )
 """The loads whose rates beside each other are measured, 5 x 5."""
 _KILL_AFTER_S = 5.0
+_DIED = '{"verdict": "failed", "found": "the child has died", "figures": {}}'
 
 
 class Verdict(StrEnum):
@@ -379,7 +380,7 @@ def outcome(name: str, index: int, seconds: float) -> CardOutcome:
                              start_new_session=True)  # fmt: skip
     most_s = limit_s(name, seconds)
     try:
-        answer: dict[str, Any] = json.loads(child.communicate(timeout=most_s)[0] or "{}")
+        answer: dict[str, Any] = json.loads(child.communicate(timeout=most_s)[0] or _DIED)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGTERM)  # what it has set it puts back
         try:
@@ -387,8 +388,6 @@ def outcome(name: str, index: int, seconds: float) -> CardOutcome:
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
         return CardOutcome(Verdict.FAILED, f"no answer within {most_s:.0f} s")
-    if not answer:
-        return CardOutcome(Verdict.FAILED, "the child has died")
     return CardOutcome(Verdict(answer["verdict"]), answer["found"], answer["figures"])
 
 

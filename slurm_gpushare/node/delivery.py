@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from slurm_gpushare.protocol.errors import GpushareError
@@ -94,16 +95,11 @@ def _let_reader_read(path: Path) -> None:
     A user cannot, and neither can root where the file server squashes it: nobody can list the directory, and the name
     is random.
     """
-    if os.geteuid() != 0 or not _handed_over(path):
-        path.chmod(0o644)
-
-
-def _handed_over(path: Path) -> bool:
-    try:
+    with suppress(OSError):
         hand_over(path)
-    except OSError:
-        return False
-    return True
+        if os.geteuid() == 0:
+            return
+    path.chmod(0o644)
 
 
 class Undelivered:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from slurm_gpushare.node.host import JobCounters, NodeCounters
 from slurm_gpushare.node.nvml import Cards, CardSample, ProcessLoad
@@ -26,7 +25,6 @@ from slurm_gpushare.protocol.record import (
     Record,
     RecordKind,
     Scope,
-    Stat,
     new_id,
 )
 
@@ -70,14 +68,6 @@ class Identity:
         return self.gpu_index, *self.others
 
 
-class _OnCard(NamedTuple):
-    """A process on a card."""
-
-    pid: int
-    load: ProcessLoad
-    ours: bool
-
-
 class Share:
     """How one reading of a card divides: ours, our neighbours', those of no job, and what cannot be told."""
 
@@ -88,19 +78,19 @@ class Share:
         """What processes of no job used: who it was that lost it to them is told by nobody's fault."""
         self.untold = False
         """Whether there are some, and the card does not say what they used."""
-        self.own: list[ProcessLoad] = []
-        self.loads: list[_OnCard] = []
-        """Who is on the card."""
+        self.own: dict[int, ProcessLoad] = {}
+        self.others: dict[int, ProcessLoad] = {}
+        """Our neighbours' processes, as far as is known."""
         if processes is None:  # the card does not say who is on it: go by who was given it
             self.present, self.shared = True, bool(neighbours)
             return
         verdicts = {pid: owns(pid) for pid in processes}
-        self.own = [processes[pid] for pid, ours in verdicts.items() if ours]
+        self.own = {pid: processes[pid] for pid, ours in verdicts.items() if ours}
         self.present = bool(self.own)
         outside = {pid for pid, ours in verdicts.items() if ours is False and is_outsider(pid, neighbours)}
-        self.shared = any(ours is False for pid, ours in verdicts.items() if pid not in outside)
-        self.undecided = not self.shared and any(ours is None for ours in verdicts.values())
-        self.loads = [_OnCard(pid, processes[pid], bool(ours)) for pid, ours in verdicts.items() if pid not in outside]
+        self.others = {pid: load for pid, load in processes.items() if pid not in outside and pid not in self.own}
+        self.shared = any(verdicts[pid] is False for pid in self.others)
+        self.undecided = not self.shared and None in verdicts.values()
         used = [processes[pid].sm_pct for pid in outside]
         self.untold = None in used
         used_pct = sum(part or 0.0 for part in used)
@@ -108,7 +98,7 @@ class Share:
 
     @property
     def own_mem_mib(self) -> float | None:
-        return _total([load.mem_mib for load in self.own])
+        return _total([load.mem_mib for load in self.own.values()])
 
 
 def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, float]:
@@ -118,9 +108,9 @@ def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, fl
     """
     alone = settled and not share.shared
     total = sample.mem_total_mib
-    own_sm = _total([load.sm_pct for load in share.own])
+    own_sm = _total([load.sm_pct for load in share.own.values()])
     own_sm = None if own_sm is None else own_sm + share.outside_pct
-    own_access = _total([load.mem_access_pct for load in share.own])
+    own_access = _total([load.mem_access_pct for load in share.own.values()])
     own_mem = share.own_mem_mib
     if own_mem is None and alone:
         own_mem = sample.mem_used_mib  # some drivers do not give memory by process
@@ -143,9 +133,8 @@ def is_at_rest(shares: Sequence[Share]) -> bool:
 
     A job that stands still when it is looked at, which anybody can arrange, counts with what it used in between.
     """
-    on_card = [who for share in shares for who in share.loads]
-    sides = ([who for who in on_card if who.ours], [who for who in on_card if not who.ours])
-    return any(side and all(not who.load.sm_pct and stands_still(who.pid) for who in side) for side in sides)
+    sides = ([item for it in shares for item in it.own.items()], [item for it in shares for item in it.others.items()])
+    return any(side and all(not load.sm_pct and stands_still(pid) for pid, load in side) for side in sides)
 
 
 _HIGHEST = frozenset({"gpu_mem_mib", "gpu_mem_pct", "card_mem_pct"})
@@ -189,19 +178,15 @@ class RunSoFar:
         self._since_change_s = _SETTLE_S
         self.own_sm_pct = 0.0
         """What its busiest process used of a card at the last reading."""
-        self._beside: set[int] = set()
+        self.beside: set[int] = set()
         self._beside_samples, self._beside_s = 0, 0.0
         self._told_samples = 0
         self._untold_s = 0.0
 
     @property
-    def has_neighbours(self) -> bool:
-        return bool(self._beside)
-
-    @property
     def begins_to_share(self) -> bool:
         """Whether too little was seen of it beside its present neighbours for a verdict: it is looked at often."""
-        return bool(self._beside) and self._beside_samples < ENOUGH and self._beside_s < _TRIAL_S
+        return bool(self.beside) and self._beside_samples < ENOUGH and self._beside_s < _TRIAL_S
 
     @property
     def has_news(self) -> bool:
@@ -232,13 +217,13 @@ class RunSoFar:
         It counts while the job is on the card; where one side stood still, `stopped` by the helper's order or at rest
         by itself, that is neither alone nor shared, and only what the job holds of its memory counts.
         """
-        if set(neighbours) != self._beside:
-            self._beside, self._beside_samples, self._told_samples, self._beside_s = set(neighbours), 0, 0, 0.0
+        if set(neighbours) != self.beside:
+            self.beside, self._beside_samples, self._told_samples, self._beside_s = set(neighbours), 0, 0, 0.0
         self._beside_s += elapsed_s
         others = neighbours if self.identity.scope is Scope.JOB else None  # a user cannot see who was given the card
         shares = [Share(sample, owns, others) for sample in samples]
         self._untold_s = self._untold_s + elapsed_s if any(share.untold for share in shares) else 0.0
-        self.own_sm_pct = max((load.sm_pct or 0.0 for share in shares for load in share.own), default=0.0)
+        self.own_sm_pct = max((load.sm_pct or 0.0 for share in shares for load in share.own.values()), default=0.0)
         totals = [sample.mem_total_mib for sample in samples if sample.mem_total_mib]
         self._mem_total_mib = min(totals, default=self._mem_total_mib)
         if any(share.undecided for share in shares) or not any(share.present for share in shares):
@@ -266,8 +251,7 @@ class RunSoFar:
         self._count_time(elapsed_s, is_shared, neighbours)
 
     def _peak(self, mem_mib: Iterable[float | None]) -> None:
-        known = [part for part in (*mem_mib, self._peak_mem_mib) if part is not None]
-        self._peak_mem_mib = max(known, default=None)
+        self._peak_mem_mib = max((part for part in (*mem_mib, self._peak_mem_mib) if part is not None), default=None)
 
     def _count_time(self, elapsed_s: float, is_shared: bool, neighbours: Collection[int]) -> None:
         profiled_s = elapsed_s if self.closed is Closed.OPEN else 0.0
@@ -328,23 +312,15 @@ class RunSoFar:
         util, access = self._profile.get("gpu_util_pct"), self._profile.get("mem_access_pct")
         mem = self._profile.get("gpu_mem_pct")
         return Features(
-            mgup=_max(util),
-            mgmap=_max(mem),
-            mgtsamp=_max(access),
-            gpu_util_mean_pct=_mean(util),
-            mem_access_mean_pct=_mean(access),
+            mgup=util and util.max,
+            mgmap=mem and mem.max,
+            mgtsamp=access and access.max,
+            gpu_util_mean_pct=util and util.mean,
+            mem_access_mean_pct=access and access.mean,
             # It decides whether two jobs fit at all, so its peak is taken over the whole run, not the profile.
             mem_used_mib=self._peak_mem_mib,
             mem_total_mib=self._mem_total_mib,
         )
-
-
-def _max(stat: Stat | None) -> float | None:
-    return stat.max if stat else None
-
-
-def _mean(stat: Stat | None) -> float | None:
-    return stat.mean if stat else None
 
 
 class Measurement:
@@ -379,7 +355,7 @@ class Measurement:
     @property
     def has_neighbours(self) -> bool:
         """Whether other jobs were given one of its cards at the last step."""
-        return any(run.has_neighbours for run in self.runs.values())
+        return any(run.beside for run in self.runs.values())
 
     @property
     def begins_to_share(self) -> bool:

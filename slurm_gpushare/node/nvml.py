@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -59,6 +60,17 @@ def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
 
 XIDS_OF_PROGRAMS = frozenset({8, 13, 31, 32, 43, 45, 68, 69})
 """Xid errors that a job's own program can cause, after which the card is as good as before (NVIDIA's table of Xids)."""
+
+
+_SLOW_COUNTERS: tuple[tuple[str, Callable[..., Any], tuple[int, ...], float], ...] = (
+    ("temperature_c", pynvml.nvmlDeviceGetTemperature, (pynvml.NVML_TEMPERATURE_GPU,), 1),
+    ("sm_clock_mhz", pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_SM,), 1),
+    ("mem_clock_mhz", pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_MEM,), 1),
+    ("power_w", pynvml.nvmlDeviceGetPowerUsage, (), 1000),
+    ("pcie_rx_mib_s", pynvml.nvmlDeviceGetPcieThroughput, (pynvml.NVML_PCIE_UTIL_RX_BYTES,), 1024),
+    ("pcie_tx_mib_s", pynvml.nvmlDeviceGetPcieThroughput, (pynvml.NVML_PCIE_UTIL_TX_BYTES,), 1024),
+)
+"""Attribute, how it is asked for, and how many of what NVML counts in are one of ours."""
 
 
 class NvmlCard:
@@ -117,23 +129,11 @@ class NvmlCard:
 
     def _other(self) -> dict[str, float]:
         handle = self.handle
-        values: dict[str, float | None] = {
-            "temperature_c": _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-            "sm_clock_mhz": _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-            "mem_clock_mhz": _ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        }
-        milliwatts = _ask(pynvml.nvmlDeviceGetPowerUsage, handle)
-        if milliwatts is not None:
-            values["power_w"] = milliwatts / 1000
-            if self._power_limit_w:
-                values["power_pct"] = milliwatts / 10 / self._power_limit_w
-        for name, counter in (
-            ("pcie_rx_mib_s", pynvml.NVML_PCIE_UTIL_RX_BYTES),
-            ("pcie_tx_mib_s", pynvml.NVML_PCIE_UTIL_TX_BYTES),
-        ):
-            kib_s = _ask(pynvml.nvmlDeviceGetPcieThroughput, handle, counter)
-            values[name] = None if kib_s is None else kib_s / 1024
-        return {name: float(value) for name, value in values.items() if value is not None}
+        found = {name: (_ask(question, handle, *more), unit) for name, question, more, unit in _SLOW_COUNTERS}
+        values = {name: value / unit for name, (value, unit) in found.items() if value is not None}
+        if "power_w" in values and self._power_limit_w:
+            values["power_pct"] = 100 * values["power_w"] / self._power_limit_w
+        return values
 
     def _processes(self) -> dict[int, ProcessLoad] | None:
         running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self.handle)
@@ -250,41 +250,29 @@ class Bounded:
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-        self._late = False
-        self._thread: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._last: Future[Any] | None = None
 
     def call(self, function: Callable[[], Result], timeout_s: float) -> Result:
         """What `function` returns or raises; `Stuck` if that, or an earlier call, takes too long."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="bounded", daemon=True)
-            self._thread.start()
-        if self._late:
-            try:
-                self._answers.get_nowait()  # the late answer to a question nobody asks any more
-            except queue.Empty:
-                raise Stuck from None
-            self._late = False
-        self._calls.put(function)
-        try:
-            worked, answer = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            self._late = True
-            raise Stuck from None
-        if not worked:
-            raise answer
-        result: Result = answer
-        return result
+        if self._last is None:
+            threading.Thread(target=self._serve, name="bounded", daemon=True).start()
+        elif not self._last.done():
+            raise Stuck
+        answer: Future[Result] = Future()
+        self._last = answer
+        self._calls.put((function, answer))
+        if not wait([answer], timeout_s).done:
+            raise Stuck
+        return answer.result()
 
     def _serve(self) -> None:
         while True:
-            function = self._calls.get()
+            function, answer = self._calls.get()
             try:
-                answer = (True, function())
+                answer.set_result(function())
             except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
-                answer = (False, error)
-            self._answers.put(answer)
+                answer.set_exception(error)
 
 
 class Cards:

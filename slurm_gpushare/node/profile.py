@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from slurm_gpushare.node.measure import Identity, Measurement
 from slurm_gpushare.node.processes import Members, descendants_lister
@@ -49,18 +48,15 @@ def gpu_indices(text: str) -> list[int]:
 @contextmanager
 def epoch_file(environ: Mapping[str, str]) -> Iterator[Path]:
     """Where the command may tell that its epoch is over; the node's own sampler is told too, if it wants to know."""
-    directory = Path(tempfile.mkdtemp(prefix="gpushare-"))
-    path = directory / "epoch"
-    try:
-        yield path
-    finally:
-        outer = environ.get(EPOCH_FILE)
-        if outer and path.exists():
-            try:
-                Path(outer).touch()
-            except OSError:
-                outer = None  # the node closes its profile by itself, later
-        shutil.rmtree(directory, ignore_errors=True)
+    with TemporaryDirectory(prefix="gpushare-", ignore_cleanup_errors=True) as directory:
+        path = Path(directory, "epoch")
+        try:
+            yield path
+        finally:
+            outer = environ.get(EPOCH_FILE)
+            if outer and path.exists():
+                with suppress(OSError):  # the node closes its profile by itself, later
+                    Path(outer).touch()
 
 
 def sample_epoch(

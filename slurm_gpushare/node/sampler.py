@@ -134,9 +134,8 @@ class Sampler:
 
     def _ended_s(self) -> float:
         """When the job ended: now, unless its processes have been gone for long."""
-        now_s = time.time()
-        late = self._last_seen_s is not None and now_s - self._last_seen_s > _LATE_S
-        return self._last_seen_s if late and self._last_seen_s is not None else now_s
+        now_s, seen_s = time.time(), self._last_seen_s
+        return seen_s if seen_s is not None and now_s - seen_s > _LATE_S else now_s
 
     def _sample(self) -> None:
         measurement, config = self._measurement, self._config
@@ -202,13 +201,12 @@ class Sampler:
         wanted = set(self._gpus) - self._mapped
         if look and len(self._gpus) == 1 and self._config.gpus_per_node > 1:
             wanted = {*self._gpus, *search.look()} - self._mapped
-        if wanted:
-            try:
-                if map_job(directory, self._job_id, wanted, lambda: self._state.is_wanted(self._job_id)):
-                    self._mapped |= wanted
-            except OSError as why:
-                self._log(f"DCGM's job mapping: {why}")
-                self._mapped |= wanted  # said once
+        try:
+            if wanted and map_job(directory, self._job_id, wanted, lambda: self._state.is_wanted(self._job_id)):
+                self._mapped |= wanted
+        except OSError as why:
+            self._log(f"DCGM's job mapping: {why}")
+            self._mapped |= wanted  # said once
 
     def _wait_for_pid_file(self) -> None:
         """The prolog writes it just after starting us; if it does not come, the epilog was even faster."""
