@@ -47,19 +47,14 @@ end
 -- The longest name in the user's own file ("TOKEN NAME" a line) that `text` begins with, and its token; nil if there is
 -- none. Names may have blanks, and so may what follows them.
 local function find_name(text)
-  local file = io.open(tokens_path(), "r")
-  if not file then
-    return nil
-  end
   local found, found_token
-  for line in file:lines() do
+  for line in (jobs.text_of(tokens_path()) or ""):gmatch("[^\n]+") do
     local token, rest = line:match("^(%S+) (.*)$")
     local name = trimmed(rest or "")
     if jobs.is_token(token) and #name > #(found or "") and begins_with(text, name) then
       found, found_token = name, token
     end
   end
-  file:close()
   return found, found_token
 end
 
@@ -310,11 +305,7 @@ end
 
 -- Whether a word of this command begins so: Slurm does not tell what the command line says and what the environment.
 local function is_written(beginning)
-  local file = io.open("/proc/self/cmdline", "r")
-  local words = file and "\0" .. file:read("*a") or ""
-  if file then
-    file:close()
-  end
+  local words = "\0" .. (jobs.text_of("/proc/self/cmdline") or "")
   return words:find("\0" .. beginning, 1, true) ~= nil
 end
 

@@ -30,7 +30,7 @@ end
 local function one_a_field(asked)
   local found = {}
   for _, field in ipairs(request.FIELDS) do
-    local items = request.without_cpus(field, asked[field])
+    local items = field == "tres_per_task" and request.without_cpus(asked[field]) or asked[field]
     if #items > 1 then
       M.cannot("it asks for several kinds of resources")
     end
@@ -220,21 +220,11 @@ function M.carry_along(read, asks, default_cpus, default_mem_mib)
   return wanted
 end
 
-local function cpus_only(text)
-  local kept = {}
-  for _, item in ipairs(request.parse(text)) do
-    if item.name == "cpu" then
-      kept[#kept + 1] = item.text
-    end
-  end
-  return table.concat(kept, ",")
-end
-
 -- `what` ("gpu:1", "shard:v100_0:2") as the job's only request, per node, or per card of a gang, added to `wanted`.
 function M.ask_for(read, asks, wanted, prefix, what)
   for _, field in ipairs(request.FIELDS) do
     if read(field) then
-      wanted[field] = field == "tres_per_task" and cpus_only(read(field)) or ""
+      wanted[field] = field == "tres_per_task" and select(2, request.without_cpus(request.parse(read(field)))) or ""
     end
   end
   if asks.gpus > 1 then

@@ -235,6 +235,16 @@ function M.consent(comment)
   return { token = token, max = max, requeue = requeue, cpus_auto = cpus_auto }
 end
 
+-- A file's text; nil, why not, and whether there is none.
+function M.text_of(path)
+  local file, why, code = io.open(path, "r")
+  local text = file and file:read("*a")
+  if file then
+    file:close()
+  end
+  return text, why or (path .. ": cannot be read"), code == 2
+end
+
 -- Our tag, as slurm_gpushare/protocol/tag.py has it: one word, after whatever else is in AdminComment.
 
 -- The fields that a submitted job may have, in the order in which they are written.

@@ -156,36 +156,25 @@ function M.named_model(features, models)
   return nil
 end
 
--- One field's items without the type where it is one of `models`: its text, and that model. nil if there is none of
--- them; false if there are two, since both would become the same request.
-function M.untyped(items, models)
-  local texts, model = {}, nil
-  for _, item in ipairs(items) do
-    if item.name == "gpu" and item.type and models[item.type] and not item.odd then
-      if model then
-        return false
-      end
-      model = item.type
-      local separator = item.text:match("([:=])%d+$") or ":"
-      texts[#texts + 1] = string.format("%s%s%s%d", item.prefix, item.name, separator, item.count)
-    else
-      texts[#texts + 1] = item.text
-    end
-  end
-  return model and table.concat(texts, ",") or nil, model
-end
-
 -- gpu:MODEL:N -> gpu:N in all of `asked` ({field = items}), since with one type an index no GPU has the type MODEL. The
 -- model goes into the constraint, if the caller has one: the field `name`, which says `features` now.
 -- The changes as {field = value}; nil if there is nothing to do; false if it cannot be done.
 function M.without_model(asked, models, name, features)
   local wanted, model = {}, nil
   for field, items in pairs(asked) do
-    local text, found = M.untyped(items, models)
-    if text == false or (found and model and found ~= model) then
-      return false -- two models in one job
+    local texts, found = {}, false
+    for i, item in ipairs(items) do
+      texts[i] = item.text
+      if item.name == "gpu" and item.type and models[item.type] and not item.odd then
+        if found or (model and model ~= item.type) then
+          return false -- two models in one job, or one twice in a field: both would become the same request
+        end
+        found, model = true, item.type
+        local separator = item.text:match("([:=])%d+$") or ":"
+        texts[i] = string.format("%s%s%s%d", item.prefix, item.name, separator, item.count)
+      end
     end
-    wanted[field], model = text, found or model
+    wanted[field] = found and table.concat(texts, ",") or nil
   end
   if not model then
     return nil
@@ -199,18 +188,17 @@ function M.without_model(asked, models, name, features)
   return wanted
 end
 
--- From 24.05 sbatch repeats -c N as "cpu=N" in tres_per_task: not a resource of its own.
-function M.without_cpus(field, items)
-  if field ~= "tres_per_task" then
-    return items
-  end
-  local others = {}
+-- From 24.05 sbatch repeats -c N as "cpu=N" in tres_per_task: not a resource of its own. The other items, and its text.
+function M.without_cpus(items)
+  local others, cpus = {}, {}
   for _, item in ipairs(items) do
-    if item.name ~= "cpu" then
+    if item.name == "cpu" then
+      cpus[#cpus + 1] = item.text
+    else
       others[#others + 1] = item
     end
   end
-  return others
+  return others, table.concat(cpus, ",")
 end
 
 return M

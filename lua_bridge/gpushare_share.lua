@@ -14,7 +14,7 @@ local REOPEN_SECONDS = 2
 -- The helper's own transactions take about this long; slurmctld must not wait longer.
 local BUSY_MILLISECONDS = 5
 
-local driver, environment, connection, opened_at, opened_path
+local environment, connection, opened_at, opened_path
 
 local function close()
   if connection then
@@ -30,10 +30,7 @@ local function uri(path)
 end
 
 local function open(path)
-  if not driver then
-    driver = require("luasql.sqlite3")
-    environment = driver.sqlite3()
-  end
+  environment = environment or require("luasql.sqlite3").sqlite3()
   local made, why = environment:connect(uri(path), BUSY_MILLISECONDS)
   if not made then
     error(tostring(why))

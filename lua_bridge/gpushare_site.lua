@@ -130,19 +130,9 @@ local function conf_path()
   return variable("GPUSHARE_CONF") or beside .. "gpushare.conf"
 end
 
--- A file's text; nil, why not, and whether there is none.
-local function text_of(path)
-  local file, why, code = io.open(path, "r")
-  local text = file and file:read("*a")
-  if file then
-    file:close()
-  end
-  return text, why or (path .. ": cannot be read"), code == 2
-end
-
 -- Where the helper keeps the last settings that it could read (slurm_gpushare/protocol/settings_in_force.py).
 local function last_good(path)
-  local text = text_of(variable("GPUSHARE_LAST_GOOD") or "/var/lib/gpushare/gpushare.conf.good")
+  local text = jobs.text_of(variable("GPUSHARE_LAST_GOOD") or "/var/lib/gpushare/gpushare.conf.good")
   if not text or text:match("^[^\n]*") ~= "# last good settings of " .. path then
     return nil
   end
@@ -151,8 +141,8 @@ end
 
 -- The settings in the files as they are now; nil and what is wrong with them.
 local function from_files(path)
-  local text, why = text_of(path)
-  local generated, no_generated, absent = text_of((path:gsub("%.conf$", "")) .. ".generated.conf")
+  local text, why = jobs.text_of(path)
+  local generated, no_generated, absent = jobs.text_of((path:gsub("%.conf$", "")) .. ".generated.conf")
   if not text or not (generated or absent) then
     return nil, text and no_generated or why
   elseif not text:gsub("#[^\n]*", ""):find("%S") then

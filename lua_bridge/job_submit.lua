@@ -23,20 +23,11 @@ end
 
 local jobs, request, share, sites, slurm_uid, since
 
--- slurmctld runs as SlurmUser, and so does the helper.
-local function own_uid()
-  local file = io.open("/proc/self/status", "r")
-  local uid = file and (file:read("*a") or ""):match("Uid:%s+%d+%s+(%d+)")
-  if file then
-    file:close()
-  end
-  return tonumber(uid or "0")
-end
-
 local ready, not_ready = pcall(function()
   jobs, request, share = load("gpushare_job"), load("gpushare_request"), load("gpushare_share")
   sites, since = load("gpushare_site"), load("gpushare_protocol").SINCE
-  slurm_uid = own_uid()
+  -- slurmctld runs as SlurmUser, and so does the helper.
+  slurm_uid = tonumber((jobs.text_of("/proc/self/status") or ""):match("Uid:%s+%d+%s+(%d+)") or "0")
 end)
 
 local LOG_SECONDS = 60

@@ -91,7 +91,7 @@ def _curve(counts: list[int], command: tuple[str, ...], token: str | None, max_s
         return _sampled(running, identities, epoch, config, max_seconds, line)[0]
 
     try:
-        points = list(measure_curve(counts, command, os.environ, lambda: epoch_file(os.environ), EPOCH_FILE, sample))
+        points = list(measure_curve(counts, command, sample))
     except CannotRun as error:
         warn(str(error))
         return error.shell_code

@@ -136,9 +136,8 @@ def _driver(bench: Bench) -> CardOutcome:
 def _attributes(bench: Bench) -> CardOutcome:
     with bench.load(duty=0.5) as load:
         who = Identity(0, "card-check", bench.index)
-        measurement = Measurement(
-            [who], Members(descendants_lister(load.pid)), limit_s=1e9, neighbours=lambda _: {}, log=lambda _: None
-        )
+        members = Members(descendants_lister(load.pid))
+        measurement = Measurement([who], members, limit_s=1e9, log=lambda _: None)
         load.begin(2 * bench.seconds)
         until = time.monotonic() + 2 * bench.seconds
         while time.monotonic() < until:

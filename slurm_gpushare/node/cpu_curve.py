@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_gpushare.node.processes import descendants_lister
-from slurm_gpushare.node.profile import Command
+from slurm_gpushare.node.profile import EPOCH_FILE, Command, epoch_file
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.record import Closed, CpuSpeed, Record, enough_cpus
 
@@ -46,15 +46,12 @@ def check_counts(counts: Sequence[int]) -> None:
         raise BadInput(f"--cpus {max(counts)}: this job has {here}", f"Ask for more with -c {max(counts)}.")
 
 
-def measure_curve(
-    counts: Sequence[int], argv: Sequence[str], environ: Mapping[str, str],
-    epoch_file: Callable[[], AbstractContextManager[Path]], variable: str, sample: Sample,
-) -> Iterator[CurvePoint]:  # fmt: skip
+def measure_curve(counts: Sequence[int], argv: Sequence[str], sample: Sample) -> Iterator[CurvePoint]:
     """The command on each number of CPUs, one after the other."""
     for count in counts:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        with epoch_file() as epoch, _on_cpus(count):
-            running = Command(argv, {**environ, variable: str(epoch)})
+        with epoch_file(os.environ) as epoch, _on_cpus(count):
+            running = Command(argv, {**os.environ, EPOCH_FILE: str(epoch)})
             began = time.monotonic()
             try:
                 record = sample(running, epoch)

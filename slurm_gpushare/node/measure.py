@@ -332,7 +332,7 @@ class Measurement:
         members: Members,
         *,
         limit_s: float,
-        neighbours: Callable[[int], Neighbours],
+        neighbours: Callable[[int], Neighbours] = lambda _: {},
         log: Callable[[str], None],
         start_s: float | None = None,
     ) -> None:

@@ -64,9 +64,7 @@ def sample_epoch(
     log: Callable[[str], None], progress: Progress,
 ) -> list[Record]:  # fmt: skip
     """Sample until the epoch is over: the command ended, the limit passed, or the command said so."""
-    measurement = Measurement(
-        identities, Members(descendants_lister(command.pid)), limit_s=limit_s, neighbours=lambda _: {}, log=log
-    )
+    measurement = Measurement(identities, Members(descendants_lister(command.pid)), limit_s=limit_s, log=log)
     started = time.monotonic()
     while measurement.profiling:
         began = time.monotonic()
