@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,15 +76,14 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
     from slurm_gpushare.helper.promises import release_paused
     from slurm_gpushare.slurm.commands import connect
 
+    say: Callable[[str], None] = (lambda _: None) if quiet else click.echo
     if if_stale and (age_s := _heartbeat_age_s()) is not None:
-        if not quiet:
-            click.echo(f"the helper is alive: its last sign was {age_s:.0f} s ago")
+        say(f"the helper is alive: its last sign was {age_s:.0f} s ago")
         return
     wanted = check_job_ids([jobs] if jobs else [])
     slurm = connect(patient=True)
     if not wanted and (host := _in_charge_elsewhere(slurm)):
-        if not quiet:
-            click.echo(f"the helper on {host} is in charge of all jobs: stop it there, or name some with --jobs")
+        say(f"the helper on {host} is in charge of all jobs: stop it there, or name some with --jobs")
         return
     found, now_s = slurm.jobs(wanted), time.time()
     resumed = {Outcome.DONE: "goes on", Outcome.DRY: "would go on"}
@@ -93,12 +93,11 @@ def release(jobs: str | None, dry_run: bool, if_stale: bool, quiet: bool) -> Non
         fields = (f"{name}={value}" for name, value in change.fields.items() if name not in _NOT_THE_REQUEST)
         told.append((released, " ".join(fields), applied))
     for said, what, applied in told:
-        if not quiet:
-            click.echo(f"{applied.key}: {said.get(applied.outcome, str(applied.outcome))} {what}".rstrip())
+        say(f"{applied.key}: {said.get(applied.outcome, str(applied.outcome))} {what}".rstrip())
         if applied.outcome is Outcome.REFUSED:
             warn(f"{applied.key}: {applied.message}")
-    if not told and not quiet:
-        click.echo("no pending job to release, and none that is paused")
+    if not told:
+        say("no pending job to release, and none that is paused")
     if any(applied.outcome is Outcome.REFUSED for *_, applied in told):
         sys.exit(Exit.FAILURE)
 

@@ -39,7 +39,7 @@ FOR_ADMINISTRATORS = {
 }
 SECTIONS = {"Commands for users": FOR_USERS, "Commands for administrators": FOR_ADMINISTRATORS}
 """Subcommands and their help, so that ``gpushare --help`` imports none of them. Each is a function of that name."""
-_MODULES = {"card-check": "card_check", "release": "backfill", "jobs": "status", "on": "off"}
+_MODULES = {"card-check": "card_check", "release": "backfill", "jobs": "status", "on": "off", "optout": "off"}
 """Where that is not the module of the same name."""
 _EARLIER = {"model": "kb clusters", "ingest": "db ingest"}
 """Words of earlier releases, which work and are not shown, and what they are called now."""
@@ -98,9 +98,7 @@ def gpushare(debug: bool) -> None:
 
 
 # click before 8.2 prints the help and exits by itself.
-_NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
-    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
-)
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 def _report(program: str, message: str) -> None:

@@ -152,7 +152,7 @@ def _with_simulations(slurm: Slurm, store: Store, config: Config, found: Report)
     gpus, period_s = gpus_that_share(slurm, config), (found.start_s, found.end_s)
     band = waiting_avoided_h(waited, gpus, *period_s) if gpus else None
     shadow = shadow_of(slurm, store, config, [row for row, _ in rows], period_s, partial(progress, "Simulating"))
-    return replace(found, waiting_avoided_h=(band.low, band.high) if band else None), shadow
+    return replace(found, waiting_avoided_h={"low": band.low, "high": band.high} if band else None), shadow
 
 
 # The report on a terminal: 80 columns, units that fit, and of how many jobs each figure speaks.
@@ -222,8 +222,8 @@ def _figures(found: Report) -> str:
         given = f"{duration_text(found.given_back_s)} added to the time limits of {found.given_back_jobs} jobs"
         pauses = f"; {found.pauses} pauses to keep promises, {duration_text(found.paused_s)}" if found.pauses else ""
         lines.append(("given back", f"{given}{pauses}"))
-    low_high = dict(zip(("low", "high"), found.waiting_avoided_h or (), strict=False))
-    avoided = f"{hours_span(low_high)}, by plain Slurm on the same jobs" if low_high else "--- (not worked out)"
+    band = found.waiting_avoided_h
+    avoided = f"{hours_span(band)}, by plain Slurm on the same jobs" if band else "--- (not worked out)"
     lines.append(("waiting avoided", avoided))
     if found.forecast_error_s.count:
         off = duration_text(found.forecast_error_s.median)

@@ -135,10 +135,9 @@ def _notes(live: LiveFigures, hidden: bool) -> Iterator[str]:
     """What is said below the table; `hidden`: this user does not see how busy the cards are."""
     if hidden:
         yield "UTIL% and MEM% are for administrators; 'gpushare job ID' has them for a job's owner."
-    if live.cards_won is not None and live.cards_lost is not None:
-        kept = "" if live.hold_s is None else f"; kept for {live.hold_s:.1f} s in all"
-        counts = f"{live.cards_won} won, {live.cards_lost} lost to Slurm"
-        yield f"Cards that became empty for one of our jobs: {counts}{kept}."
+    if live.holds is not None:
+        counts = "{} won, {} lost to Slurm; kept for {:.1f} s in all".format(*live.holds)
+        yield f"Cards that became empty for one of our jobs: {counts}."
     for card, why in sorted(live.off.items()):
         yield f"{card.node}:{card.index} is out of sharing" + (f": {why}" if why else ".")
     if hiding := sorted({job.card for job in live.jobs.values() if job.blind and job.card and job.beside}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -52,15 +52,13 @@ def _some(thing: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-def _line(job: JobView, keys: Mapping[int, str]) -> dict[str, Any]:
-    """A job as a row. Its partners are named as their rows are; None stands for who has none here."""
-    values = {"job_id": job.key} | {name: getattr(job, field) for name, field in _OF_A_LINE.items()}
-    return values | {"partners": [keys.get(partner) for partner in job.neighbours], "elapsed_s": job.elapsed_s or 0}
-
-
-def _lines(report: Report) -> list[dict[str, Any]]:
+def _lines(report: Report) -> Iterator[dict[str, Any]]:
+    """A row a job. Its partners are named as their rows are; None stands for who has none here."""
     keys = {job.raw_id: job.key for job in report.jobs}
-    return [_line(job, keys) for job in report.jobs]
+    for job in report.jobs:
+        values = {"job_id": job.key} | {name: getattr(job, field) for name, field in _OF_A_LINE.items()}
+        partners = [keys.get(partner) for partner in job.neighbours]
+        yield values | {"partners": partners, "elapsed_s": job.elapsed_s or 0}
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -79,7 +77,7 @@ def to_json(report: Report) -> dict[str, Any]:
             "isd_pct": asdict(report.isd_pct),
             "expected_isd_pct": asdict(report.expected_isd_pct),
             "forecast_error_s": asdict(report.forecast_error_s),
-            "waiting_avoided_h": dict(zip(("low", "high"), report.waiting_avoided_h or (None, None), strict=True)),
+            "waiting_avoided_h": report.waiting_avoided_h or {"low": None, "high": None},
             "cpus": asdict(report.cpus),
         },
         "waits_s": {role: asdict(wait) for role, wait in report.waits_s.items()},
@@ -88,7 +86,7 @@ def to_json(report: Report) -> dict[str, Any]:
             asdict(owner) | ({} if report.complete else {"shared": None, "gpu_hours_saved": None})
             for owner in report.owners
         ],
-        "jobs": _lines(report),
+        "jobs": list(_lines(report)),
     }
 
 

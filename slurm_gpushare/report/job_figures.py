@@ -91,10 +91,6 @@ def spread(values: Iterable[float]) -> Distribution:
     return Distribution(len(ordered), fmean(ordered), rank(0.5), rank(0.95), ordered[-1])
 
 
-def mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
 def weighted_mean(values: Iterable[tuple[float | None, float]]) -> float | None:
     """Of (value, weight); what is unknown does not count."""
     known = [(value, weight) for value, weight in values if value is not None and weight > 0]

@@ -21,7 +21,7 @@ from slurm_gpushare.protocol.text import (
     per_cent,
     period,
 )
-from slurm_gpushare.report.job_figures import lasted_s, measured, rates_of, span_s
+from slurm_gpushare.report.job_figures import lasted_s, measured, rates_of, span_s, weighted_mean
 from slurm_gpushare.report.job_view import GUEST, JOINED, ROLES, JobView
 from slurm_gpushare.report.pages import cluster_key, render
 from slurm_gpushare.report.summary import Report
@@ -99,9 +99,7 @@ def render_report(
         period=period(report.start_s, report.end_s),
         report=report,
         measured_pct=_measured_pct(report),
-        waiting=hours_span(dict(zip(("low", "high"), report.waiting_avoided_h, strict=True)))
-        if report.waiting_avoided_h
-        else "",
+        waiting=hours_span(report.waiting_avoided_h) if report.waiting_avoided_h else "",
         shadow_title=SHADOW_TITLE,
         shadow=shadow,
         used=used_time(report),
@@ -127,9 +125,7 @@ def render_report(
 
 def _measured_pct(report: Report) -> float | None:
     """Of the time that two jobs had a card, the part that was measured."""
-    lasted_s = [(span_s(span, report.end_s), measured(span)) for span in report.spans]
-    total_s = sum(seconds for seconds, _ in lasted_s)
-    return 100.0 * sum(seconds for seconds, known in lasted_s if known) / total_s if total_s else None
+    return weighted_mean((100.0 * measured(span), span_s(span, report.end_s)) for span in report.spans)
 
 
 def _unit(most_h: float) -> tuple[float, str]:
@@ -350,7 +346,8 @@ def accrued(report: Report) -> list[tuple[float, float]]:
             running = span_s(span, report.end_s) / lasted_s(span, report.end_s)
             slope = share * running * span.gpus * (resident + guest - 1) / 3600
             slopes += [(begin_s, slope), (end_s, -slope)]
-    return list(_thinned(_integral(sorted(slopes))))
+    points = list(_integral(sorted(slopes)))
+    return [*points[:: max(len(points) // POINTS, 1)], points[-1]] if points else []
 
 
 def crosses_period(report: Report) -> bool:
@@ -370,12 +367,6 @@ def _integral(slopes: Iterable[tuple[float, float]]) -> Iterator[tuple[float, fl
         slope += change
         last_s = at_s
         yield at_s, total
-
-
-def _thinned(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    found = list(points)
-    step = max(len(found) // POINTS, 1)
-    return [*found[::step], found[-1]] if found else []
 
 
 @dataclass(frozen=True, slots=True)

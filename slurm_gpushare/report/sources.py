@@ -54,11 +54,9 @@ class LiveFigures:
     """What sharing costs while it lasts: expected and measured slow-down in per cent, by SLURM_JOB_ID."""
     jobs: Mapping[str, PublicJob] = field(default_factory=dict)
     """What the helper published, by key."""
-    cards_won: int | None = None
-    """Cards that became empty with one of our jobs next in the queue, and that the helper gave to it; ever since."""
-    cards_lost: int | None = None
-    hold_s: float | None = None
-    """Card time that nodes have kept such cards for."""
+    holds: tuple[int, int, float] | None = None
+    """Of cards that became empty with one of our jobs next in the queue, ever since: how many the helper gave to it,
+    how many it lost to Slurm, and for how many seconds nodes have kept them in all."""
     knowledge: str = ""
     """The knowledge bases that the helper runs on; empty where that is not known."""
     host: str = ""
@@ -190,13 +188,11 @@ class StoreSource(Source):
         """Interim records younger than two minutes, the spans that last, and what the helper published."""
         store = self.store
         counts = store.counters.all()
-        met = "cards_won" in counts or "cards_lost" in counts
+        holds = (counts.get("cards_won", 0), counts.get("cards_lost", 0), counts.get("hold_ms", 0) / 1000.0)
         figures = LiveFigures(
             {record.job_id: _activity(record) for record in store.live.since(time.time() - FRESH_S)},
             {job: (s.expected_isd_pct, s.measured_isd_pct) for job, s in sides_by_job(store.sharing.open()).items()},
-            cards_won=counts.get("cards_won", 0) if met else None,
-            cards_lost=counts.get("cards_lost", 0) if met else None,
-            hold_s=counts.get("hold_ms", 0) / 1000.0 if met else None,
+            holds=holds if holds[:2] != (0, 0) else None,
             off={GpuAddress(card.node, card.gpu): card.why for card in store.knowledge.off_cards()},
         )
         try:

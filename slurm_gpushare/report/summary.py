@@ -12,7 +12,6 @@ from slurm_gpushare.report.job_figures import (
     CpuSummary,
     Distribution,
     gpu_s,
-    mean,
     measured,
     rates_of,
     saved_s,
@@ -99,8 +98,8 @@ class Report:
     pairs: tuple[PairLine, ...]
     owners: tuple[OwnerLine, ...]
     cpus: CpuSummary
-    waiting_avoided_h: tuple[float, float] | None = None
-    """Job hours of waiting that a plain Slurm would have had more, at least and at most; worked out afterwards."""
+    waiting_avoided_h: Mapping[str, float] | None = None
+    """Job hours of waiting that a plain Slurm would have had more, ``low`` and ``high``; worked out afterwards."""
 
     @property
     def saved_gpu_h(self) -> float:
@@ -162,7 +161,7 @@ def summarise(
         measured_spans=sum(map(measured, kept)),
         isd_pct=spread(job.measured_isd_pct for job in shared if job.measured_isd_pct is not None),
         expected_isd_pct=spread(value for value in unmeasured if value is not None),
-        prediction_error_points=mean(errors),
+        prediction_error_points=spread(errors).mean,
         predictions=len(errors),
         waits_s={
             role: spread(job.wait_s for job in jobs if job.role == role and job.wait_s is not None) for role in ROLES
@@ -227,8 +226,8 @@ def _pair_line(kind: tuple[int | None, int | None], spans: Sequence[Span], now_s
         spans=len(spans),
         measured_spans=sum(map(measured, spans)),
         hours=sum(span_s(span, now_s) for span in spans) / 3600,
-        resident_isd_pct=mean([resident for resident, _ in isd if resident is not None]),
-        guest_isd_pct=mean([guest for _, guest in isd if guest is not None]),
+        resident_isd_pct=spread(resident for resident, _ in isd if resident is not None).mean,
+        guest_isd_pct=spread(guest for _, guest in isd if guest is not None).mean,
         ps_pct=100 * (1 - busy_s / work_s) if work_s else None,
     )
 
@@ -240,9 +239,7 @@ def _owner_lines(jobs: Iterable[JobView], saved: Mapping[int, float]) -> tuple[O
         groups[job.user].append(job)
     lines = []
     for user, own in sorted(groups.items()):
-        isd_pct = [job.measured_isd_pct for job in own if job.measured_isd_pct is not None]
+        isd = spread(job.measured_isd_pct for job in own if job.measured_isd_pct is not None)
         saved_h = sum(saved.get(job.raw_id, 0.0) for job in own) / 3600
-        lines.append(
-            OwnerLine(user, len(own), sum(bool(job.stays) for job in own), saved_h, len(isd_pct), mean(isd_pct))
-        )
+        lines.append(OwnerLine(user, len(own), sum(bool(job.stays) for job in own), saved_h, isd.count, isd.mean))
     return tuple(lines)

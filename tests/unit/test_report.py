@@ -230,7 +230,7 @@ def test_the_page_opens_with_the_result_in_words(pair: Report) -> None:
     assert "How much less did jobs wait? --- worked out" in page
     assert "Who was harmed? 1 of 2 jobs slowed by more than promised; half ran at most 11 % longer than alone" in page
     assert "How sure is that? 100 % of the time that two jobs had a card was measured" in page
-    spared = words(render(replace(pair, waiting_avoided_h=(11.0, 14.0))))
+    spared = words(render(replace(pair, waiting_avoided_h={"low": 11.0, "high": 14.0})))
     assert "How much less did jobs wait? 11 to 14 h in all" in spared
     unknown = summarise([job(1, 0, 100, Tag(cluster=0))], History(), PROMISE, T0, T0 + 4000)
     assert "not known" in opening(unknown)

@@ -81,7 +81,7 @@ def test_status_imports_no_database_and_no_numbers() -> None:
 
 
 def test_what_is_said_below_the_table_fits_80_columns() -> None:
-    live = LiveFigures({}, {}, cards_won=123456, cards_lost=98765, hold_s=12345.6, knowledge="the site's own " * 9)
+    live = LiveFigures({}, {}, holds=(123456, 98765, 12345.6), knowledge="the site's own " * 9)
     said = [wrapped(note) for note in _notes(live, hidden=True)]
     assert len(said) == 3
     assert max(len(line) for note in said for line in note.splitlines()) <= 80
