@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from slurm_gpushare.slurm.commands import Slurm
 
 
-def _log_to_stderr(verbose: bool) -> None:
-    """Lines for the journal or a terminal; the journal adds its own times."""
-    journal = "INVOCATION_ID" in os.environ
-    layout = "%(message)s" if journal else "%(asctime)s %(levelname)s %(message)s"
-    logging.basicConfig(stream=sys.stderr, format=layout, level=logging.DEBUG if verbose else logging.INFO)
-    logging.captureWarnings(True)
-
-
 @click.command("backfill")
 @click.option("--once", is_flag=True, help="One look at the queue, then exit.")
 @DRY_RUN
@@ -45,7 +37,10 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
     from slurm_gpushare.helper.daemon import backfill as run
     from slurm_gpushare.slurm.commands import connect
 
-    _log_to_stderr(verbose)
+    journal = "INVOCATION_ID" in os.environ  # which adds its own times
+    layout = "%(message)s" if journal else "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(stream=sys.stderr, format=layout, level=logging.DEBUG if verbose else logging.INFO)
+    logging.captureWarnings(True)
     config, fault = settings_and_fault()  # remembered once all that is made from them has been made
     if fault is not None:
         warn(f"{fault.what}; the last good settings stay in force")

@@ -130,7 +130,7 @@ def _read(path: Path) -> ClusterModel:
 
 
 def _print(model: ClusterModel) -> None:
-    heads = [Column(name.upper(), ".1f", "right") for name in model.features]
+    heads = [right(name.upper(), ".1f") for name in model.features]
     pairs = zip(model.centroids.tolist(), model.sizes, strict=True)
     rows = [(number, *row, size) for number, (row, size) in enumerate(pairs)]
     click.echo(table([right("CLUSTER"), *heads, right("SIZE")], rows))

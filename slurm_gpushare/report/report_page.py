@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from slurm_gpushare.protocol.text import (
     cluster_name,
@@ -44,14 +44,8 @@ _SHORT_WAITS = (
 Bars = list[tuple[str, list[float]]]
 Dot = tuple[float, float, int | None, str]
 """Of a picture: where it is to the right and upwards, its cluster, its words."""
-
-
-class KnowledgeCells(NamedTuple):
-    """Predicted ISD in per cent by (victim cluster, neighbour's cluster); None where nothing is known."""
-
-    title: str
-    """Of which GPU model, and from what."""
-    isd_pct: Sequence[Sequence[float | None]]
+Cells = tuple[str, Sequence[Sequence[float | None]]]
+"""Of which GPU model and from what, and predicted ISD in per cent by victim's and neighbour's cluster; or None."""
 
 
 def profile_points(store: Store) -> list[Dot]:
@@ -63,7 +57,7 @@ def profile_points(store: Store) -> list[Dot]:
     ]
 
 
-def known_cells(store: Store | None, site_models: Sequence[str]) -> list[KnowledgeCells]:
+def known_cells(store: Store | None, site_models: Sequence[str]) -> list[Cells]:
     """What clusters do to each other on each of the site's GPU models, for the heat maps: by this site's tokens, where
     the store may be read, and by the knowledge base that they started from. None where numpy is not installed."""
     try:
@@ -74,21 +68,19 @@ def known_cells(store: Store | None, site_models: Sequence[str]) -> list[Knowled
         return []
     models = models_of(store.database, site_models).values() if store else ()
     figures = [figure for model in models for figure in of_site(store, model)] if store else [of_base(default_kb())]
-    return [
-        KnowledgeCells(figure.title, [[None if v != v else float(v) for v in row] for row in figure.isd()])
-        for figure in figures
-    ]
+    return [(f.title, [[None if v != v else float(v) for v in row] for row in f.isd()]) for f in figures]
 
 
 def render_report(
     report: Report,
     profiles: Sequence[Dot] = (),
-    cells: Sequence[KnowledgeCells] = (),
+    cells: Sequence[Cells] = (),
     slurm_cluster: str = "",
     shadow: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The whole page. `shadow` are the lines about what sharing would have done."""
     judged = [job for job in report.jobs if job.measured_isd_pct is not None]
+    spent = stretches(report)
     both = [job for job in judged if job.expected_isd_pct is not None]
     users = {job.raw_id: job.user for job in report.jobs}
     dots = [(job.expected_isd_pct, job.measured_isd_pct, job.cluster, f"job {job.key}") for job in both[-MAX_DOTS:]]
@@ -102,8 +94,8 @@ def render_report(
         waiting=hours_span(report.waiting_avoided_h) if report.waiting_avoided_h else "",
         shadow_title=SHADOW_TITLE,
         shadow=shadow,
-        used=used_time(report),
-        saved=saved_time(report),
+        used=used_time(report, spent),
+        saved=saved_time(report, spent),
         slow_down=_slow_downs(judged),
         marks=_promises(judged),
         broken=[
@@ -133,9 +125,8 @@ def _unit(most_h: float) -> tuple[float, str]:
     return (1.0, "hours") if abs(most_h) >= 1.0 else (60.0, "minutes")
 
 
-def used_time(report: Report) -> dict[str, Any] | None:
+def used_time(report: Report, found: Sequence[Stretch]) -> dict[str, Any] | None:
     """GPU time by hour, day or week: it stays readable however many jobs there are."""
-    found = stretches(report)
     if not report.shared or not found:
         return None  # the page's opening says so, and what to do
     step_s = round(found[0].end_s - found[0].start_s)
@@ -152,9 +143,9 @@ def used_time(report: Report) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def saved_time(report: Report) -> dict[str, Any] | None:
+def saved_time(report: Report, found: Sequence[Stretch]) -> dict[str, Any] | None:
     """GPU time saved so far, booked while jobs share."""
-    points, found = accrued(report), stretches(report)
+    points = accrued(report)
     if len(points) < 2 or not found:
         return None
     # From and to where the picture of GPU time goes, so that the two can be compared.

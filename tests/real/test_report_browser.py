@@ -15,7 +15,7 @@ from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.report.job_view import History
-from slurm_gpushare.report.report_page import KnowledgeCells, render_report
+from slurm_gpushare.report.report_page import render_report
 from slurm_gpushare.report.summary import summarise
 from slurm_gpushare.slurm.accounting import AccountedJob
 
@@ -48,7 +48,7 @@ def page() -> str:
         )
     report = summarise(jobs, History(spans, complete=True), SitePromises(25, 50), T0, T0 + 4000)
     points = [(20 * i, 15 * i, i % 3, f"cluster {i % 3}") for i in range(1, 5)]
-    return render_report(report, points, [KnowledgeCells("V100", [[5.0, None], [40.0, 90.0]])])
+    return render_report(report, points, [("V100", [[5.0, None], [40.0, 90.0]])])
 
 
 def chromium(tmp_path: Path, *arguments: str) -> str:

@@ -24,7 +24,6 @@ from slurm_gpushare.report.job_figures import Distribution, spread, whole_run_is
 from slurm_gpushare.report.job_view import History, JobView
 from slurm_gpushare.report.pages import ticks
 from slurm_gpushare.report.report_page import (
-    KnowledgeCells,
     accrued,
     shared_by_card,
     stays_by_card,
@@ -340,7 +339,7 @@ def test_a_neighbour_that_the_site_hides_is_unknown_not_job_0() -> None:
 
 
 def test_page_is_well_formed_and_needs_nothing_from_outside(pair: Report) -> None:
-    page = render(pair, [(50, 40, 1, "cluster 1")], [KnowledgeCells("V100", [[5.0, None], [40.0, 90.0]])])
+    page = render(pair, [(50, 40, 1, "cluster 1")], [("V100", [[5.0, None], [40.0, 90.0]])])
     for fragment in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + fragment.split("</svg>")[0] + "</svg>")
     assert "http" not in page
