@@ -14,14 +14,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from slurm_gpushare.helper.snapshot import Occupant, PendingJob, Snapshot
+from slurm_gpushare.knowledge.rates import Floats, Ints
 from slurm_gpushare.protocol.policy import PolicySettings
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 LIMIT_USE = 0.5
 """The part of a time limit that a job is expected to use, where only the limit is known."""
@@ -158,14 +155,12 @@ class Ahead:
 
     def budget_s(self, promise_pct: Floats, lost_s: Floats) -> Floats:
         """Delay still to spend: the promised part of the run if it is short, less what past guests have cost."""
-        budget: Floats = promise_pct / 100.0 * (self.done_s + self.left.low_s) - lost_s
-        return budget
+        return promise_pct / 100.0 * (self.done_s + self.left.low_s) - lost_s
 
     def expected_budget_s(self, promise_pct: Floats, lost_s: Floats) -> Floats:
         """The same of the run as it is expected; of one without an end in sight what is done counts."""
         left_s = np.where(np.isfinite(self.left.middle_s), self.left.middle_s, self.left.low_s)
-        budget: Floats = promise_pct / 100.0 * (self.done_s + left_s) - lost_s
-        return budget
+        return promise_pct / 100.0 * (self.done_s + left_s) - lost_s
 
     def bears(self, promise_pct: Floats, lost_s: Floats) -> Floats:
         """Delay for each second left that fits the promise if somebody stays to the end, be that soon or late."""

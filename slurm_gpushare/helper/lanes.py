@@ -9,21 +9,10 @@ import numpy as np
 
 from slurm_gpushare.helper.durations import Ahead, given_done, longest_guest_s, mean_duration_s
 from slurm_gpushare.helper.places import Lane, SiteFit, Sites, shared_places
-from slurm_gpushare.helper.rules import (
-    NOBODY,
-    VERDICT_S,
-    Bools,
-    Floats,
-    Ints,
-    Lanes,
-    PairRates,
-    Scene,
-    Terms,
-    Waiting,
-)
+from slurm_gpushare.helper.rules import NOBODY, VERDICT_S, Lanes, PairRates, Scene, Terms, Waiting
 from slurm_gpushare.helper.second_halves import Join
 from slurm_gpushare.helper.snapshot import How, Occupant, PendingJob, Placement, Reasons, Snapshot
-from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel, known_on
+from slurm_gpushare.knowledge.rates import Bools, Floats, Ints, Knowledge, KnowledgeByModel, known_on
 from slurm_gpushare.protocol.policy import PolicySettings
 
 Ranked = tuple[int, PendingJob]

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slurm_gpushare.helper.gpu_limits import LimitLedger
 from slurm_gpushare.helper.snapshot import Gpu, GpuPlace, NodeRoom, Occupant, PendingJob, Snapshot
+from slurm_gpushare.knowledge.rates import Bools, Floats, Ints
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.record import Mps
 
@@ -70,9 +70,6 @@ def _all_of_a_node(sites: Sites, free: Bools, job: PendingJob) -> list[int]:
 # Where a job may run at all: partition, features, nodes, reservation, CPUs and memory.
 
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Demand = tuple[object, ...]
 
 
@@ -146,8 +143,7 @@ class Sites:
         )
         room = (self.cpus[node] >= cpus) & (self.mem_mib[node] >= mem_mib) & (limit_s <= self.reserved_in_s[node])
         allowed = np.stack([self.allowed(job)[gpus] for job in jobs])
-        both: Bools = room & allowed
-        return both
+        return room & allowed
 
     def take(self, gpu: int, job: PendingJob, beside: Occupant | None = None) -> None:
         """Book CPUs, memory, and what it counts for limits."""
@@ -264,8 +260,7 @@ class SiteFit:
 
     def measurable(self, columns: Ints) -> Bools:
         """Where the card tells what each of two jobs does."""
-        seen: Bools = ~self._blind[columns]
-        return seen
+        return ~self._blind[columns]
 
     def need_mib(self, rows: Ints) -> Floats:
         jobs = [self.jobs[i].workload for i in rows.tolist()]
@@ -273,8 +268,7 @@ class SiteFit:
 
     def free_mib(self, columns: Ints) -> Floats:
         """GPU memory beside the resident; negative where nobody knows what that one needs."""
-        free: Floats = self._free_mib[columns]
-        return free
+        return self._free_mib[columns]
 
     def may_grow_s(self, rows: Ints, columns: Ints, limit_s: Floats, limit_left_s: Floats) -> tuple[Floats, Floats]:
         """By how much the time limits of waiting jobs and of residents may grow at most."""

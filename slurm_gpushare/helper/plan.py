@@ -13,10 +13,9 @@ import numpy as np
 
 from slurm_gpushare.helper.lanes import Asked, PlanInput, Ranked, SiteHalves, running
 from slurm_gpushare.helper.places import Lane, Sites, expected_waits_s, first_wanting, hand_out, open_lanes
-from slurm_gpushare.helper.rules import Floats
 from slurm_gpushare.helper.second_halves import Step, steps
 from slurm_gpushare.helper.snapshot import How, LeftToSlurm, Occupant, PendingJob, Placement, Plan, Reasons, Snapshot
-from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
+from slurm_gpushare.knowledge.rates import Floats, Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.policy import PolicySettings
 
 Granted = Mapping[int, tuple[int, PendingJob]]

@@ -17,12 +17,8 @@ from numpy.typing import NDArray
 from slurm_gpushare.helper.durations import Ahead
 from slurm_gpushare.helper.places import SiteFit
 from slurm_gpushare.helper.reasons import Code
-from slurm_gpushare.knowledge.rates import RateTable
+from slurm_gpushare.knowledge.rates import Bools, Floats, Ints, RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 UNKNOWN_SPREAD = 1.4
 """Mean over pessimistic rate from which a prediction is little more than a guess."""
@@ -272,8 +268,7 @@ def _outlives_s(offers: Offers) -> Floats:
 
 
 def _first_in_queue(offers: Offers) -> Bools:
-    first: Bools = offers.scene.waiting.rank[offers.rows][:, None] <= offers.scene.lanes.wanted_rank[offers.columns]
-    return first
+    return offers.scene.waiting.rank[offers.rows][:, None] <= offers.scene.lanes.wanted_rank[offers.columns]
 
 
 def _nobody_held_up(offers: Offers) -> Bools:
@@ -284,8 +279,7 @@ def _nobody_held_up(offers: Offers) -> Bools:
         before = whole[offers.columns] < offers.scene.waiting.rank[offers.rows][:, None]
         stay_s = offers.high_s * offers.of(offers.scene.terms.stay_high)
         leaves &= ~before | (stay_s <= offers.left_s)
-    kept: Bools = leaves | _first_in_queue(offers)
-    return kept
+    return leaves | _first_in_queue(offers)
 
 
 def _in_time(offers: Offers, lost_s: Floats, resident_lost_s: Floats) -> Bools:
@@ -317,8 +311,7 @@ def _worst_pct(offers: Offers) -> Floats:
 def _own_cap(offers: Offers) -> Bools:
     """An owner's own cap holds at worst, and knows no exploration."""
     own_pct = offers.scene.waiting.own_pct[offers.rows][:, None]
-    allowed: Bools = (own_pct >= offers.scene.settings.guest_cap_pct) | (_worst_pct(offers) <= own_pct)
-    return allowed
+    return (own_pct >= offers.scene.settings.guest_cap_pct) | (_worst_pct(offers) <= own_pct)
 
 
 _EVERYBODY: Bools = np.ones((1, 1), bool)
@@ -376,13 +369,11 @@ def _successor_promised(offers: Offers) -> Bools:
     waiting = offers.scene.waiting
     pct = np.minimum(offers.scene.settings.promises.resident_pct, waiting.own_pct[offers.rows])
     _, lost_s = offers.at_worst()
-    kept: Bools = lost_s <= (pct / 100.0 * waiting.low_s[offers.rows])[:, None]
-    return kept
+    return lost_s <= (pct / 100.0 * waiting.low_s[offers.rows])[:, None]
 
 
 def _bears_successor(offers: Offers) -> Bools:
-    bears: Bools = 1.0 / offers.of(offers.scene.terms.resident_low) - 1.0 <= offers.scene.lanes.bears[offers.columns]
-    return bears
+    return 1.0 / offers.of(offers.scene.terms.resident_low) - 1.0 <= offers.scene.lanes.bears[offers.columns]
 
 
 def _ends_last(offers: Offers) -> Bools:

@@ -13,17 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from slurm_gpushare.helper.rules import (
-    HARD_RULES,
-    LONG_GUEST_RULES,
-    RULES,
-    SUCCESSOR_RULES,
-    Bools,
-    Floats,
-    Ints,
-    Offers,
-    Scene,
-)
+from slurm_gpushare.helper.rules import HARD_RULES, LONG_GUEST_RULES, RULES, SUCCESSOR_RULES, Offers, Scene
+from slurm_gpushare.knowledge.rates import Bools, Floats, Ints
 from slurm_gpushare.protocol.policy import PolicySettings
 
 

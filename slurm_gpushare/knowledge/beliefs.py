@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge.interference import (
     COEFFICIENTS,
@@ -28,9 +27,7 @@ from slurm_gpushare.knowledge.interference import (
     Z,
     blank_telemetry,
 )
-
-Floats = NDArray[np.float64]
-Index = NDArray[np.intp]
+from slurm_gpushare.knowledge.rates import Floats, Index
 
 OUTLIER_SD = 2.5
 """An observation further off than this many standard deviations counts only as if it were this far (Huber)."""

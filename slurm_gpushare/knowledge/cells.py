@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
-
-Floats = NDArray[np.float64]
-Index = NDArray[np.intp]
+from slurm_gpushare.knowledge.rates import Floats, Index
 
 SPEAKERS = 300
 """So many tokens of a cluster are enough to say what it does."""
@@ -120,8 +117,7 @@ def ps_matrix(cells: Sequence[Cell], k: int, evidence: int = 1) -> Floats:
 def packing_saving_pct(rate_a: Floats, rate_b: Floats) -> Floats:
     """PS of two jobs that take equally long alone: the slower goes on alone when the faster is done."""
     fast, slow = np.maximum(rate_a, rate_b), np.minimum(rate_a, rate_b)
-    saving: Floats = (1.0 - (1.0 / fast + 1.0 - slow / fast) / 2.0) * 100.0
-    return saving
+    return (1.0 - (1.0 / fast + 1.0 - slow / fast) / 2.0) * 100.0
 
 
 def tercile_clusters(aggressor: Floats) -> Index:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.knowledge.rates import Floats
 from slurm_gpushare.protocol.errors import BadInput
-
-Floats = NDArray[np.float64]
 
 FORMAT = 1
 MAX_K = 8

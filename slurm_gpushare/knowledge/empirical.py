@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge.interference import Interference, Observed, Spread, Telemetry, jobs_known
 from slurm_gpushare.knowledge.posterior import Posterior, kinship
-
-Floats = NDArray[np.float64]
-Index = NDArray[np.intp]
+from slurm_gpushare.knowledge.rates import Floats, Index
 
 SPREADS = ("sensitivity", "pressure", "unknown", "offset", "burden", "pair_relative", "pair")
 LOG_SD = 0.5

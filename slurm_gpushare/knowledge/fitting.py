@@ -15,10 +15,9 @@ from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
 from slurm_gpushare.knowledge.empirical import measured_noise
 from slurm_gpushare.knowledge.interference import Interference, Observed, Spread, Telemetry, jobs_known
 from slurm_gpushare.knowledge.kb import KnowledgeBase, Member, feature, observed_rates, rates_in, telemetry
+from slurm_gpushare.knowledge.rates import Floats
 from slurm_gpushare.knowledge.tables import PairTable, ProfileTable
 from slurm_gpushare.protocol.errors import BadInput
-
-Floats = NDArray[np.float64]
 
 UNTOLD = 0.5
 """The share of what tells jobs apart that is left when telemetry is known, where no pair with telemetry says."""

@@ -21,10 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from slurm_gpushare.knowledge.rates import RateTable
-
-Floats = NDArray[np.float64]
-Index = NDArray[np.intp]
+from slurm_gpushare.knowledge.rates import Floats, Index, RateTable
 
 COEFFICIENTS = 7
 Z, W, C, E = range(4)
@@ -149,8 +146,7 @@ class Interference:
         own = [np.where(known, sd, spread.unknown) for sd in (spread.sensitivity, spread.pressure)]
         own += [np.full(len(jobs), sd) for sd in (spread.offset, spread.burden)]
         sd = np.column_stack(own) * (1.0 if jobs.doubt is None else jobs.doubt[:, None])
-        starts: Floats = np.maximum(np.square(sd), 1e-12)  # we divide by it
-        return starts
+        return np.maximum(np.square(sd), 1e-12)  # we divide by it
 
     def pair_variance(self, product: Floats) -> Floats:
         """Variance of what only a pair does, where its sensitivity times pressure is `product`."""

@@ -17,11 +17,9 @@ from slurm_gpushare.knowledge.cells import Cell
 from slurm_gpushare.knowledge.clusters import ClusterModel
 from slurm_gpushare.knowledge.interference import COEFFICIENTS, Coefficients, Interference, Observed, Spread, Telemetry
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
-from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
+from slurm_gpushare.knowledge.rates import UNIT_SD, Floats, RateTable
 from slurm_gpushare.knowledge.tables import PairTable, ProfileTable, write_text
 from slurm_gpushare.protocol.errors import BadInput
-
-Floats = NDArray[np.float64]
 
 FORMAT = 3
 

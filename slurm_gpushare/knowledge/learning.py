@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge.beliefs import OUTLIER_SD, Beliefs
 from slurm_gpushare.knowledge.empirical import adapt
@@ -25,10 +24,8 @@ from slurm_gpushare.knowledge.interference import (
     expected,
 )
 from slurm_gpushare.knowledge.posterior import Posterior
-from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
+from slurm_gpushare.knowledge.rates import UNIT_SD, Index, RateTable
 from slurm_gpushare.protocol.errors import BadInput
-
-Index = NDArray[np.intp]
 
 OUTLIERS_IN_A_ROW = 3
 """So many outliers of a pair on the same side, one after the other, are no accident: the jobs have changed."""

@@ -8,7 +8,6 @@ the number of observations; `beliefs.py` takes in one more at a time.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge.beliefs import Beliefs
 from slurm_gpushare.knowledge.interference import (
@@ -23,9 +22,7 @@ from slurm_gpushare.knowledge.interference import (
     W,
     Z,
 )
-
-Floats = NDArray[np.float64]
-Index = NDArray[np.intp]
+from slurm_gpushare.knowledge.rates import Floats, Index
 
 _STEPS = 6
 _OUTLIER = 4.0

@@ -10,6 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Index = NDArray[np.intp]
+
 UNIT_SD = 0.05
 """The relative error (standard deviation) of an observed rate of weight 1."""
 
@@ -18,8 +23,8 @@ UNIT_SD = 0.05
 class RateTable:
     """Directional rates: row i is the victim, column j its neighbour. 1 means not slowed at all."""
 
-    mean: NDArray[np.float64]
-    low: NDArray[np.float64]
+    mean: Floats
+    low: Floats
     """The pessimistic end of the interval: promises are kept on this one."""
 
 

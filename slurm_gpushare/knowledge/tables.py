@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from slurm_gpushare.knowledge.rates import Floats
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import Row, read_rows, replacing
-
-Floats = NDArray[np.float64]
 
 PERCENTAGES = ("gpu_util_mean_pct", "mem_access_mean_pct", "mgup", "mgmap", "mgtsamp")
 MEMORY = ("mem_used_mib", "mem_total_mib")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from slurm_gpushare.knowledge.kb import default_kb
+from slurm_gpushare.knowledge.rates import Ints
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs, with_fractions
@@ -138,21 +139,22 @@ def deal(jobs: Sequence[PastJob], pairs: MeasuredPairs, gpus: int, seed: int, op
     takes_part = random.uniform(0, 100, len(users)) < opt_in_pct
     user = np.array([users[job.user] for job in jobs])
     profile = of_user[user, random.integers(WORKLOADS_OF_A_USER, size=len(jobs))]
-    submit_s = np.array([job.submit_s for job in jobs], float)
-    work = SimulatedJobs(
-        gpus,
-        submit_s - submit_s[0],
-        np.array([job.duration_s for job in jobs], float),
-        np.array([job.gpus for job in jobs], np.int64),
-        profile.astype(np.int64),
-        pairs,
-        seed,
-    )
+    work = as_simulated(jobs, gpus, profile.astype(np.int64), pairs, seed)
     fraction = np.array([job.fraction for job in jobs], float)
     if (fraction < 1.0).any():
         # What it says it needs of its card is what counts, so a job that asks for all of it stays alone.
         work = with_fractions(work, fraction)
     return work if takes_part.all() else _without(work, ~takes_part[user])
+
+
+def as_simulated(
+    jobs: Sequence[PastJob], gpus: int, profile: Ints, pairs: MeasuredPairs, seed: int = 0
+) -> SimulatedJobs:
+    """The jobs as the simulator runs them, each with its profile."""
+    submit_s = np.array([job.submit_s for job in jobs], float)
+    duration_s = np.array([job.duration_s for job in jobs], float)
+    num_gpus = np.array([job.gpus for job in jobs], np.int64)
+    return SimulatedJobs(gpus, submit_s - submit_s[0], duration_s, num_gpus, profile, pairs, seed)
 
 
 def _without(work: SimulatedJobs, apart: np.ndarray) -> SimulatedJobs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurm_gpushare.whatif.jobs import Bools, Floats, Ints
+from slurm_gpushare.knowledge.rates import Bools, Floats, Ints
 from slurm_gpushare.whatif.world import NOBODY, World
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
+from slurm_gpushare.knowledge.rates import Floats, Ints
 
 MECHANISMS = ("as-measured", "mps", "slices")
 MECHANISM = "whether the pairs were measured under MPS is not known: with 'slices' they count as if they were"

@@ -16,10 +16,10 @@ from slurm_gpushare.helper.second_halves import Join, steps
 from slurm_gpushare.knowledge.interference import Interference, Telemetry
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
-from slurm_gpushare.knowledge.rates import UNIT_SD, RateTable
+from slurm_gpushare.knowledge.rates import UNIT_SD, Floats, Ints, RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.whatif.card_allocation import start_whole
-from slurm_gpushare.whatif.jobs import Floats, Ints, MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import Durations
 from slurm_gpushare.whatif.simulate import Policy
 from slurm_gpushare.whatif.stops import Stops

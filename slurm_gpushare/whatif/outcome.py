@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_gpushare.whatif.jobs import Bools, Floats, Ints
+from slurm_gpushare.knowledge.rates import Bools, Floats, Ints
 from slurm_gpushare.whatif.world import World
 
 

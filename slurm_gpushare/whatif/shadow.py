@@ -17,7 +17,7 @@ import numpy as np
 from slurm_gpushare.helper.explain import SHADOW
 from slurm_gpushare.helper.housekeeping import kept_tokens
 from slurm_gpushare.helper.site_knowledge import SiteKnowledge
-from slurm_gpushare.knowledge.rates import RateTable
+from slurm_gpushare.knowledge.rates import Bools, Floats, RateTable
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import Config
@@ -25,8 +25,8 @@ from slurm_gpushare.protocol.text import duration_text, durations, span
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.whatif.assess import Band, PastJob, cards_of, most_in_use, past_job
-from slurm_gpushare.whatif.jobs import Bools, Floats, MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.assess import Band, PastJob, as_simulated, cards_of, most_in_use, past_job
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import BelievedRates, Gpushare, Options
 from slurm_gpushare.whatif.outcome import metrics, percentile
 from slurm_gpushare.whatif.simulate import Fifo, run
@@ -163,21 +163,9 @@ def in_the_shadow(
 
 
 def _work(jobs: Sequence[PastJob], known: KnownTokens, cards: int, shift: float) -> SimulatedJobs:
-    kind = {token: i for i, token in enumerate(known.tokens)}
-    submit_s = np.array([job.submit_s for job in jobs], float)
-    shares = [job.gpus == 1 and job.token is not None for job in jobs]
-    profile = [
-        kind.get(job.token or "", len(kind)) if part else len(kind) for job, part in zip(jobs, shares, strict=True)
-    ]
-    return SimulatedJobs(
-        cards,
-        submit_s - submit_s[0],
-        np.array([job.duration_s for job in jobs], float),
-        np.array([job.gpus for job in jobs], np.int64),
-        np.array(profile, np.int64),
-        known.pairs(shift),
-        0,
-    )
+    kind, others = {token: i for i, token in enumerate(known.tokens)}, len(known.tokens)
+    profile = [kind.get(job.token or "", others) if job.gpus == 1 else others for job in jobs]
+    return as_simulated(jobs, cards, np.array(profile, np.int64), known.pairs(shift))
 
 
 def _share(

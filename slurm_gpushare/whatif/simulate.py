@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from slurm_gpushare.knowledge.rates import Ints
 from slurm_gpushare.whatif.card_allocation import start_whole
-from slurm_gpushare.whatif.jobs import Ints, SimulatedJobs
+from slurm_gpushare.whatif.jobs import SimulatedJobs
 from slurm_gpushare.whatif.world import SAME_INSTANT_S, World
 
 

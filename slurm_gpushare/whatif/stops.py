@@ -8,9 +8,9 @@ import numpy as np
 
 from slurm_gpushare.helper.promises import PauseHistory, PauseStep, PromiseStatus, next_step
 from slurm_gpushare.helper.rules import VERDICT_S
+from slurm_gpushare.knowledge.rates import Ints
 from slurm_gpushare.protocol.settings import DEFAULTS
 from slurm_gpushare.protocol.stop_orders import LONGEST_PAUSE_S
-from slurm_gpushare.whatif.jobs import Ints
 from slurm_gpushare.whatif.world import NOBODY, SAME_INSTANT_S, World
 
 if TYPE_CHECKING:

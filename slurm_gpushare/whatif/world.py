@@ -67,13 +67,11 @@ class World:
 
     def left_s(self, jobs: NDArray[np.int64]) -> NDArray[np.float64]:
         """Alone-time that these jobs still have to do, now."""
-        left: NDArray[np.float64] = self.remaining_s[jobs] - self.rate[jobs] * (self.now_s - self.since_s[jobs])
-        return left
+        return self.remaining_s[jobs] - self.rate[jobs] * (self.now_s - self.since_s[jobs])
 
     def stood_s(self, jobs: NDArray[np.int64]) -> NDArray[np.float64]:
         """For how long these running jobs have stood still, until now."""
-        stood: NDArray[np.float64] = self._stood_s[jobs] + self.stopped[jobs] * (self.now_s - self.since_s[jobs])
-        return stood
+        return self._stood_s[jobs] + self.stopped[jobs] * (self.now_s - self.since_s[jobs])
 
     # -- what policies do ---------------------------------------------------------------------
     def start(self, job: int, gpu: int) -> None:

@@ -16,9 +16,10 @@ from gpushare_lab.job.demands import infer_demand
 from gpushare_lab.job.pair_rates import EmulatedRates
 from gpushare_lab.peers.trace_jobs import Trace, make_workload
 from slurm_gpushare.knowledge.cells import tercile_clusters
+from slurm_gpushare.knowledge.rates import Bools, Floats
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import Bools, Floats, MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import LONGEST_FACTOR
 
 SHORTEST_S, LONGEST_S = 3.0, 300.0

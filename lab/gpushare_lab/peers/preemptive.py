@@ -6,8 +6,8 @@ from abc import abstractmethod
 
 import numpy as np
 
+from slurm_gpushare.knowledge.rates import Floats, Ints
 from slurm_gpushare.whatif.card_allocation import start_whole
-from slurm_gpushare.whatif.jobs import Floats, Ints
 from slurm_gpushare.whatif.simulate import Policy
 from slurm_gpushare.whatif.world import World
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from slurm_gpushare.knowledge.rates import Floats, Ints
 from slurm_gpushare.knowledge.tables import read_pairs
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.whatif.jobs import Floats, Ints, MeasuredPairs, SimulatedJobs, with_fractions
+from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs, with_fractions
 from slurm_gpushare.whatif.traces import read_jobs
 
 
