@@ -231,7 +231,7 @@ def lua_protocol() -> str:
     tables: dict[str, dict[str, str]] = {
         "KEYS": {key.name.lower(): lua_key(key) for key in KEYS if key.hook},
         "PLACES": {key.name.lower(): lua(key.place.value) for key in KEYS},
-        "SINCE": {name: lua(capability.since.number) for name, capability in CAPABILITIES.items()},
+        "SINCE": {name: lua(since.number) for name, since in CAPABILITIES.items()},
         "LETTERS": {attribute: lua(letter) for attribute, letter in LETTERS.items()},
         "OPTIONS": dict.fromkeys(OPTIONS, "true"),
     }
@@ -267,7 +267,7 @@ def shell_protocol(script: str) -> str:
         ")",
         f"GS_SITE='{shell_words(SITE)}'",
         f"GS_NOT_OF_SITE='{shell_words([*GENERATED, *CONSTANT])}'",
-        f"GS_WRITES_GRES_WITH_SLASH={CAPABILITIES['writes_gres_with_slash'].since.number}",
+        f"GS_WRITES_GRES_WITH_SLASH={CAPABILITIES['writes_gres_with_slash'].number}",
         "",
     ])  # fmt: skip
     before, _, rest = script.partition(MARK)

@@ -82,7 +82,7 @@ def node(name: str = "n0", used: str = "", release: Release = NEW, **changes: An
     values: dict[str, Any] = {
         "name": name, "states": frozenset({"mixed"}), "responding": True,
         "gres": parse_gres("gpu:v100_0:1,gpu:v100_1:1,shard:v100_0:2,shard:v100_1:2"),
-        "usage": parse_used(used, exact=release.counts_shards_per_gpu), "features": ("v100",), "cpus": 64,
+        "usage": parse_used(used, exact=release.can("counts_shards_per_gpu")), "features": ("v100",), "cpus": 64,
         "cpus_alloc": 0, "mem_mib": 64000, "mem_alloc_mib": 0, "partitions": ("gpu",),
     }  # fmt: skip
     return Node(**values | changes)

@@ -90,7 +90,7 @@ def place(
 def _request(job: Job, gres_type: str, shards: int, release: Release) -> dict[str, str]:
     """What asks for `shards` of a card of this type, or of every card for a gang; empty if this Slurm cannot."""
     if job.gang:
-        return {"TresPerTask": f"gres/shard:{shards}"} if release.keeps_whole_gpus_apart else {}
+        return {"TresPerTask": f"gres/shard:{shards}"} if release.can("keeps_whole_gpus_apart") else {}
     gres = retarget(job.per_node, str(Gres("shard", gres_type, shards)), release)
     return {} if gres is None else {"Gres": gres}
 

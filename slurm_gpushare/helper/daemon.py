@@ -326,7 +326,7 @@ class Daemon:
         if not slurm_conf:
             return
         missing = missing_for_gangs(slurm_conf)
-        possible = not missing and self._slurm.release.keeps_whole_gpus_apart
+        possible = not missing and self._slurm.release.can("keeps_whole_gpus_apart")
         self._hook_file.gangs = self._config.share_gangs and possible
         if self._config.share_gangs and not possible:
             why = f"SelectTypeParameters lacks {', '.join(missing)}" if missing else f"Slurm {self._slurm.release}"

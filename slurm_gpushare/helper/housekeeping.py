@@ -123,7 +123,7 @@ class AccountedTokens:
 
         Not before 24.11, whose sacctmgr would spoil what other tools wrote.
         """
-        if not self._slurm.release.keeps_small_and_capital:
+        if not self._slurm.release.can("keeps_small_and_capital"):
             return
         done_s = self._store.counters.all().get(TOKENS_OUT_TO, 0) or int(now_s - DAY_S * keep_days)
         to_s = min(int(now_s - SETTLED_AFTER_S), int(done_s + DAY_S))

@@ -29,51 +29,26 @@ class Release:
         """22.05.8 as 220508: how Lua and shell compare releases."""
         return self.year * 10_000 + self.month * 100 + self.patch
 
-    @property
-    def counts_shards_per_gpu(self) -> bool:
-        return self >= CAPABILITIES["counts_shards_per_gpu"].since
-
-    @property
-    def keeps_small_and_capital(self) -> bool:
-        return self >= CAPABILITIES["keeps_small_and_capital"].since
-
-    @property
-    def gpu_becomes_shard(self) -> bool:
-        return self >= CAPABILITIES["gpu_becomes_shard"].since
-
-    @property
-    def keeps_whole_gpus_apart(self) -> bool:
-        return self >= CAPABILITIES["keeps_whole_gpus_apart"].since
-
-
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """What Slurm can do from a release on."""
-
-    since: Release
-    what: str
+    def can(self, what: str) -> bool:
+        """Whether it has one of `CAPABILITIES`."""
+        return self >= CAPABILITIES[what]
 
 
 CAPABILITIES = {
-    "gpu_becomes_shard": Capability(
-        Release(23, 2, 6),
-        "A pending job's gpu:1 may be updated to shards, and untyped shards to typed ones: updates start from an empty "
-        "list of GRES (read in Slurm's source; tried on 24.11 and 26.05). Before, it has typed shards from the start.",
-    ),
-    "keeps_small_and_capital": Capability(
-        Release(24, 11),
-        "sacctmgr writes an AdminComment as it is given (tried on 24.11); 22.05 writes it in small letters.",
-    ),
-    "writes_gres_with_slash": Capability(Release(23, 11), "Requests are written gres/gpu:1; before, gres:gpu:1."),
-    "counts_shards_per_gpu": Capability(
-        Release(23, 11, 2), "A node's GresUsed tells the shards in use of each GPU; before, it counts GPUs."
-    ),
-    "keeps_whole_gpus_apart": Capability(
-        Release(23, 11, 5),
-        "A whole-GPU job never starts beside a sharer that has lost its neighbour; before, single GPUs must be asked "
-        "for as all shards of one.",
-    ),
+    # A pending job's gpu:1 may be updated to shards, and untyped shards to typed ones: updates start from an empty list
+    # of GRES (read in Slurm's source; tried on 24.11 and 26.05). Before, it has typed shards from the start.
+    "gpu_becomes_shard": Release(23, 2, 6),
+    # sacctmgr writes an AdminComment as it is given (tried on 24.11); 22.05 writes it in small letters.
+    "keeps_small_and_capital": Release(24, 11),
+    # Requests are written gres/gpu:1; before, gres:gpu:1.
+    "writes_gres_with_slash": Release(23, 11),
+    # A node's GresUsed tells the shards in use of each GPU; before, it counts GPUs.
+    "counts_shards_per_gpu": Release(23, 11, 2),
+    # A whole-GPU job never starts beside a sharer that has lost its neighbour; before, single GPUs must be asked for as
+    # all shards of one.
+    "keeps_whole_gpus_apart": Release(23, 11, 5),
 }
+"""What Slurm can do, from which release on."""
 
 
 def parse_release(version: str) -> Release:

@@ -155,9 +155,9 @@ LONGEST = 1024
 """Slurm accepts no longer comment, and no longer text in most fields of a job."""
 
 _OURS = re.compile(r"gpushare(?:[:=]([^,]*)(.*))?", re.ASCII | re.IGNORECASE)
-_MAX = re.compile(r"max=(\d{1,3})%?", re.ASCII | re.IGNORECASE)
-_REQUEUE = re.compile(r"requeue=(yes|no)", re.ASCII | re.IGNORECASE)
-_CPUS = re.compile(r"cpus=auto", re.ASCII | re.IGNORECASE)
+_OPTION = re.compile(
+    r"max=(?P<max>\d{1,3})%?|requeue=(?P<requeue>yes|no)|cpus=(?P<cpus>auto)", re.ASCII | re.IGNORECASE
+)
 _BLANK = " \t\n\v\f\r"
 
 
@@ -196,16 +196,14 @@ def parse_consent(comment: str) -> Consent | None:
     if has_wrong_letter(token):
         raise UnclearConsent("its token has a wrong letter")
     options += [part for word in words[ours[0] + 1 :] if OPTION.fullmatch(word) for part in word.split(",")]
-    options = [option for option in options if option]
-    caps = [cap for option in options if (cap := _MAX.fullmatch(option))]
-    answers = [answer for option in options if (answer := _REQUEUE.fullmatch(option))]
-    autos = [option for option in options if _CPUS.fullmatch(option)]
-    if max(len(caps), len(answers), len(autos)) > 1 or len(caps) + len(answers) + len(autos) < len(options):
+    said = [_OPTION.fullmatch(option) for option in options if option]
+    given = {option.lastgroup: option[option.lastgroup or 0].lower() for option in said if option}
+    if len(given) < len(said):
         raise UnclearConsent(
             "only the options max=PERCENT, requeue=yes|no and cpus=auto may follow the token, each once"
         )
-    requeue = answers[0][1].lower() == "yes" if answers else None
-    return Consent(token, int(caps[0][1]) if caps else None, requeue, bool(autos))
+    requeue = given["requeue"] == "yes" if "requeue" in given else None
+    return Consent(token, int(given["max"]) if "max" in given else None, requeue, "cpus" in given)
 
 
 def clear_consent(comment: str) -> Consent | None:

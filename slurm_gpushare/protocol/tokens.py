@@ -103,23 +103,20 @@ class TokenFile:
         if token := self.find(name):
             return token
         with self._locked():
-            known = self.all()
-            for item in known:  # another process may have been faster
-                if item.name == name:
-                    return item.token
-            made = NamedToken(new_token(), name)
-            self._write([*known, made])
-        return made.token
+            if token := self.find(name):  # another process may have been faster
+                return token
+            token = new_token()
+            self._write([*self.all(), NamedToken(token, name)])
+        return token
 
     def remove(self, name: str) -> str:
         """Forget `name`; returns the token that it had."""
         name = name.strip()
-        if self.find(name) is None:
+        if (token := self.find(name)) is None:
             raise BadInput(f"token: no token is called '{name}'", "See 'gpushare token list'.")
         with self._locked():
-            known = self.all()
-            self._write([item for item in known if item.name != name])
-        return next((item.token for item in known if item.name == name), "")
+            self._write([item for item in self.all() if item.name != name])
+        return token
 
     def _line(self, number: int, line: str) -> NamedToken:
         token, _, name = line.partition(" ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,28 +206,21 @@ def _gpushare_conf(facts: SiteSetup, choice: Config) -> str:
 def generated_conf(facts: SiteSetup, choice: Config, nodes: Sequence[Node]) -> str:
     """What this Slurm says of itself, in a file that nobody edits."""
     said = read_settings(facts.files.get("gpushare.conf", "")) | read_settings(facts.files.get(GENERATED, ""))
+    slurmd_user = facts.config.get("SlurmdUser", "").partition("(")[0] or "root"  # of root(0)
     wanted = [
         Setting("SlurmVersion", str(facts.release)),
         Setting("GpusPerNode", str(max((gpu_count(node) for node in nodes), default=1))),
         Setting("SlurmUser", slurm_user(facts.config).name),
-        Setting("NodeUsers", list_with(said.get("nodeusers", "root").split(","), _slurmd_user(facts.config))),
+        Setting("NodeUsers", list_with(said.get("nodeusers", "root").split(","), slurmd_user)),
     ]
+    defaults = {name: job_defaults(part) for name in choice.partitions if (part := facts.partition(name))}
     for key, default in (("DefCpuPerGpu", "DefCpuPerGPU"), ("DefMemPerGpu", "DefMemPerGPU")):
-        found = [
-            f"{name}:{job_defaults(partition)[default]}"
-            for name in choice.partitions
-            if (partition := facts.partition(name)) and default in job_defaults(partition)
-        ]
+        found = [f"{name}:{given[default]}" for name, given in defaults.items() if default in given]
         wanted.append(Setting(key, ",".join(found)))
     socket = re.search(r"(?:^|,)socket=([^,]+)", facts.config.get("AuthInfo", ""))
     if path := socket[1] if socket else said.get("mungesocket", ""):
         wanted.append(Setting("MungeSocket", path))
     return f"# Written by 'gpushare configure --write'. Do not edit: run it again.\n{''.join(map(str, wanted))}"
-
-
-def _slurmd_user(config: Mapping[str, str]) -> str:
-    """From ``SlurmdUser = root(0)``."""
-    return config.get("SlurmdUser", "").partition("(")[0] or "root"
 
 
 def _lua_files(facts: SiteSetup, choice: Config) -> Iterator[Piece]:

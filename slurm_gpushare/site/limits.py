@@ -41,13 +41,16 @@ def limits(facts: SiteSetup, config: Config) -> Iterator[Finding]:
         elif why := _slips_past(limit.tres, config):
             yield failed(f"{limit} {why}", "Run the sacctmgr line that 'gpushare configure' prints.")
     for name in config.partitions:
-        partition = facts.partition(name)
-        weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
-        for found in _price_faults(weights, config):
+        for found in _price_faults(_weights(facts, name), config):
             yield failed(f"partition {name} bills {found}", LINE, "billing")
     for found in _price_faults(values.tres(facts.config.get("PriorityWeightTRES", "")), config):
         fix = "Count gres/gpu, and gres/shard with its share."
         yield failed(f"PriorityWeightTRES counts {found}", fix, "priority")
+
+
+def _weights(facts: SiteSetup, name: str) -> dict[str, str]:
+    partition = facts.partition(name)
+    return values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
 
 
 def _slips_past(tres: Mapping[str, str], config: Config) -> str:
@@ -92,8 +95,7 @@ def number(words: Mapping[str, str], name: str, without: float = 0.0) -> float:
 def billing_lines(facts: SiteSetup, choice: Config) -> Iterator[str]:
     """Billing weights that name GPUs need their shard equivalent, or sharing would be free."""
     for name in choice.partitions:
-        partition = facts.partition(name)
-        weights = values.tres(partition.fields.get("TRESBillingWeights", "")) if partition else {}
+        weights = _weights(facts, name)
         typed = _by_model(weights, choice)
         ours = {key: value for key, value in weights.items() if key in typed or key.lower() == "gres/gpu"}
         if ours and (typed or "gres/shard" not in map(str.lower, weights)):

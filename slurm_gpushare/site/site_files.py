@@ -147,11 +147,9 @@ class Write:
     mode: int
 
     def diff(self) -> str:
-        """What changes in a file that exists; a new file is named, not printed."""
-        if self.before is None:
-            return ""
-        lines = difflib.unified_diff(self.before.splitlines(True), self.after.splitlines(True), self.name, self.name)
-        return "".join(lines)
+        """What changes in the file."""
+        before = (self.before or "").splitlines(True)
+        return "".join(difflib.unified_diff(before, self.after.splitlines(True), self.name, self.name))
 
 
 @dataclass(frozen=True, slots=True)

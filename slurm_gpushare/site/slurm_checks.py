@@ -31,7 +31,7 @@ def release(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """Known bugs of the release, and settings that an earlier one of ours had."""
     if facts.release < Release(22, 5):
         yield failed(f"Slurm {facts.release} is older than 22.05", "Upgrade; 23.11.5 or newer is best.")
-    elif not facts.release.keeps_whole_gpus_apart:
+    elif not facts.release.can("keeps_whole_gpus_apart"):
         yield warned(
             f"Slurm {facts.release}: whole-GPU jobs may start beside a sharer; a restart of slurmctld loses shards; "
             "a job keeps the GPU index that it got at submission, so fewer can share "
@@ -96,7 +96,7 @@ def gangs(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """Whether two jobs that each want a whole node can share it, where that is wanted."""
     if not config.share_gangs:
         return
-    if not facts.release.keeps_whole_gpus_apart:
+    if not facts.release.can("keeps_whole_gpus_apart"):
         found = f"ShareGangs=yes, but Slurm {facts.release} cannot"
         yield failed(found, "Upgrade to 23.11.5 or newer, or set it to no.")
     elif missing := missing_for_gangs(facts.config):
@@ -211,7 +211,7 @@ def other_partitions(facts: SiteSetup, config: Config) -> Iterator[Finding]:
                 f"{name} has shared nodes and preempts by SUSPEND: a suspended sharer keeps its GPU memory",
                 "Use another PreemptMode for it, or give it other nodes.",
             )
-        elif not facts.release.keeps_whole_gpus_apart:
+        elif not facts.release.can("keeps_whole_gpus_apart"):
             yield warned(
                 f"{name} has shared nodes and is not in Partitions=: Slurm {facts.release} may start its whole-GPU "
                 "jobs beside a sharer",

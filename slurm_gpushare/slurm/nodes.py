@@ -97,7 +97,7 @@ def _node(row: dict[str, str], release: Release) -> Node:
         states=words,
         responding="*" not in state and "not_responding" not in words,
         gres=parse_gres(row["gres"]),
-        usage=parse_used(row["gresused"], exact=release.counts_shards_per_gpu),
+        usage=parse_used(row["gresused"], exact=release.can("counts_shards_per_gpu")),
         features=tuple(feature for feature in values.text(row["features_act"]).split(",") if feature),
         cpus=cpus[3] if len(cpus) == 4 else 0,
         cpus_alloc=cpus[0] if len(cpus) == 4 else 0,

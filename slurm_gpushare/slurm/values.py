@@ -272,7 +272,7 @@ def retarget(current: str, wanted: str, release: Release) -> str | None:
     old = [gres for gres in parse_gres(current) if gres.count]
     if list(new) == old:
         return ",".join(map(str, new))
-    if not release.gpu_becomes_shard:
+    if not release.can("gpu_becomes_shard"):
         before, after = typed_shards(current), typed_shards(wanted)
         if before is None or after is None or before.type != after.type:
             return None

@@ -23,7 +23,7 @@ BEARABLE = {"slurmctld restarts": "kill -9 of a slurmd"}
 
 def test_faults_lose_no_job_and_no_record(testbed: Testbed) -> None:
     names, kinds = set(ONE_OF_EACH), list(KINDS)
-    if not parse_release(testbed.release).keeps_whole_gpus_apart:
+    if not parse_release(testbed.release).can("keeps_whole_gpus_apart"):
         names = {BEARABLE.get(name, name) for name in names}
         kinds.remove("two cards")  # this Slurm itself lets jobs of whole cards beside sharers
     faults = [fault for fault in FAULTS if fault.name in names]

@@ -36,7 +36,7 @@ EVERYWHERE = "0,1,2,3"
 @pytest.fixture(scope="module")
 def four_gpus(slurm_suite: str | None, short_tmp: Path, testbed_session: Testbed) -> Iterator[Testbed]:
     """A node with four GPUs, set up for gangs."""
-    if not parse_release(testbed_session.release).keeps_whole_gpus_apart:
+    if not parse_release(testbed_session.release).can("keeps_whole_gpus_apart"):
         pytest.skip(f"Slurm {testbed_session.release} cannot share whole nodes: that needs 23.11.5 or newer")
     testbed = Testbed(short_tmp / "gangs").up(Shape(nodes=1, gpus=4, shards=2), suite=slurm_suite, accounting=False)
     try:

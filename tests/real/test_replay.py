@@ -63,7 +63,7 @@ def test_jobs_of_several_gpus_run_on_one_node_and_those_that_want_all_of_it_shar
     done = subprocess.run(
         [*command, *policies, "--load", "4"], capture_output=True, text=True, timeout=900, check=False
     )
-    if not parse_release(testbed_session.release).keeps_whole_gpus_apart:
+    if not parse_release(testbed_session.release).can("keeps_whole_gpus_apart"):
         assert done.returncode == 2
         assert "cannot share whole nodes" in done.stderr
         return

@@ -23,7 +23,7 @@ def site(testbed: Testbed) -> Site:
 
 
 def keeps_shards(site: Site) -> bool:
-    return parse_release(site.testbed.release).keeps_whole_gpus_apart
+    return parse_release(site.testbed.release).can("keeps_whole_gpus_apart")
 
 
 def five_on_four_cards(site: Site) -> tuple[Daemon, list[str]]:

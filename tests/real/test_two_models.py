@@ -40,7 +40,7 @@ def mixed(slurm_suite: str | None, short_tmp: Path) -> Iterator[Testbed]:
 
 def test_each_model_shares_by_what_was_measured_on_it(mixed: Testbed) -> None:
     """Tokens 0, 1 and 2 are known on the V100 only; then 0 and 2 are measured on an A100, and 1 is not."""
-    if not parse_release(mixed.release).gpu_becomes_shard:
+    if not parse_release(mixed.release).can("gpu_becomes_shard"):
         pytest.skip("this Slurm keeps the GPU index of a job's submission, and here jobs must move to the free card")
     site = Site(mixed)
     helper = site.daemon()

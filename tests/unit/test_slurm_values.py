@@ -53,10 +53,10 @@ def test_a_text_without_version_is_an_error() -> None:
 
 
 def test_releases_differ_in_what_matters_to_sharing() -> None:
-    assert not OLD.counts_shards_per_gpu
-    assert NEW.counts_shards_per_gpu
-    assert Release(23, 11, 4).keeps_whole_gpus_apart is False
-    assert Release(23, 11, 5).keeps_whole_gpus_apart is True
+    assert not OLD.can("counts_shards_per_gpu")
+    assert NEW.can("counts_shards_per_gpu")
+    assert Release(23, 11, 4).can("keeps_whole_gpus_apart") is False
+    assert Release(23, 11, 5).can("keeps_whole_gpus_apart") is True
 
 
 @pytest.mark.parametrize(

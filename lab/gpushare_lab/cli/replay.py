@@ -102,7 +102,7 @@ def replay(
     meta["slurm"] = testbed.release
     run = Replay(testbed, work, knowledge, _Live())
     try:
-        if work.gangs.any() and not parse_release(testbed.release).keeps_whole_gpus_apart:
+        if work.gangs.any() and not parse_release(testbed.release).can("keeps_whole_gpus_apart"):
             raise BadInput(f"--multi-gpu: Slurm {testbed.release} cannot share whole nodes", "Add --slurm trixie.")
         for name in names:
             before_s, begun_s = os.getloadavg()[0], time.time()
