@@ -264,10 +264,7 @@ def try_all(partition: str | None, account: str | None, wait_s: float, brief: bo
     if partition is None or facts.partition(partition) is None:
         raise BadInput(f"no partition '{partition or ''}'", "Choose one with -p.")
     # The model with the most nodes: a form that wants two must find them.
-    of_model = {
-        model: facts.nodes_of_model((partition,), model, only=len(config.gpu_models) == 1)
-        for model in config.gpu_models
-    }
+    of_model = facts.nodes_by_model((partition,), config.gpu_models)
     model, nodes = max(of_model.items(), key=lambda item: len(item[1]))
     gpus = min((gpu_count(node) for node in nodes), default=0)
     if len(nodes) < 2 or gpus < 2:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, starmap
 from operator import le
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from slurm_gpushare.protocol.attributes import ACTIVITY_NAMES, ANY, ATTRIBUTES, PERCENT
 from slurm_gpushare.protocol.errors import GpushareError
@@ -162,9 +162,6 @@ def gpu_model(nvml_name: str) -> str | None:
 # the field and never quotes the value, so that logs cannot be made to carry a user's text.
 
 
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
 class RecordError(GpushareError):
     """A record does not fit the schema."""
 
@@ -197,7 +194,7 @@ def text(value: Any, where: str, pattern: re.Pattern[str]) -> str:
     return value
 
 
-def choice(value: Any, where: str, kind: type[Choice]) -> Choice:
+def choice(value: Any, where: str, kind: type[StrEnum]) -> StrEnum:
     """One of an enumeration's values."""
     try:
         return kind(value)

@@ -61,8 +61,8 @@ def choose(
             f"Choose one or several with --gpu-model, e.g. --gpu-model {','.join(sorted(types))}.",
         )
     models = models or (next(iter(types), "v100"),)
-    for model in models:
-        if not facts.nodes_of_model(chosen, model, only=len(models) == 1):
+    for model, nodes in facts.nodes_by_model(chosen, models).items():
+        if not nodes:
             raise BadInput(
                 f"no node of {','.join(chosen)} has only GPUs of type {model}",
                 f"Choose another --gpu-model; there are: {', '.join(sorted(types))}.",

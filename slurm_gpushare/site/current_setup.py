@@ -71,19 +71,18 @@ class SiteSetup:
 
         With a single model, GPUs that have no type yet are taken to be of it.
         """
-        return [node for model in models for node in self.nodes_of_model(partitions, model, only=len(models) == 1)]
+        return [node for nodes in self.nodes_by_model(partitions, models).values() for node in nodes]
 
-    def nodes_of_model(self, partitions: tuple[str, ...], model: str, *, only: bool = False) -> list[Node]:
-        """Those of `gpu_nodes` whose GPUs are all of `model`; where it is the only one, also those without a type."""
-        nodes = self.gpu_nodes(partitions)
-        return [node for node in nodes if (types := gpu_types([node])) == {model} or (only and not types)]
+    def nodes_by_model(self, partitions: tuple[str, ...], models: Sequence[str]) -> dict[str, list[Node]]:
+        """The same by model."""
+        types = [(node, gpu_types([node]) or set(models)) for node in self.gpu_nodes(partitions)]
+        return {model: [node for node, its in types if its == {model}] for model in models}
 
     def models_of_nodes(self, partitions: tuple[str, ...], models: Sequence[str]) -> dict[str, tuple[str, int]]:
         """What job_submit.lua and cli_filter.lua must know of each model: its nodes, and how many GPUs they have."""
-        found = {model: self.nodes_of_model(partitions, model, only=len(models) == 1) for model in models}
         return {
             model: (",".join(node.name for node in nodes), max(map(gpu_count, nodes), default=1))
-            for model, nodes in found.items()
+            for model, nodes in self.nodes_by_model(partitions, models).items()
         }
 
 

@@ -85,11 +85,11 @@ def _by_model(names: Iterable[str], config: Config) -> list[str]:
     return [name for name in names if name.lower() in models]
 
 
-def number(words: Mapping[str, str], name: str, without: float = 0.0) -> float:
+def number(words: Mapping[str, str], name: str) -> float:
     try:
-        return float(words.get(name, without))
+        return float(words.get(name, 0.0))
     except ValueError:
-        return without
+        return 0.0
 
 
 def billing_lines(facts: SiteSetup, choice: Config) -> Iterator[str]:

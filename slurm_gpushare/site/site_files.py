@@ -90,17 +90,9 @@ def without_settings(text: str, names: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in kept)
 
 
-SCRIPTS = {
-    "job_submit.lua": (
-        "gpushare_protocol",
-        "gpushare_job",
-        "gpushare_request",
-        "gpushare_gpus",
-        "gpushare_site",
-        "gpushare_share",
-    ),
-    "cli_filter.lua": ("gpushare_protocol", "gpushare_job", "gpushare_request"),
-}
+_BOTH = ("gpushare_protocol", "gpushare_job", "gpushare_request")
+SCRIPTS = {"job_submit.lua": (*_BOTH, "gpushare_gpus", "gpushare_site", "gpushare_share"), "cli_filter.lua": _BOTH}
+"""Slurm's scripts, and the modules that each of them holds."""
 
 
 def lua_script(directory: Path, name: str, models: Mapping[str, tuple[str, int]]) -> str:
