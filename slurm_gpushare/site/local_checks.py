@@ -12,9 +12,7 @@ from pathlib import Path
 
 from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX, hold_dir, seal
 from slurm_gpushare.node.mps import CONTROL, control_daemons
-from slurm_gpushare.node.nvml import NvmlError, is_open, open_cards, processes_by_card
-from slurm_gpushare.node.processes import is_outsider
-from slurm_gpushare.node.sampler import NodeState
+from slurm_gpushare.node.nvml import NvmlError, is_open, open_cards
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.record import Mps
@@ -76,6 +74,10 @@ def _is_locked_up(file: Path, user: str) -> bool:
 @check("outsiders")
 def outsiders(config: Config) -> Iterator[Finding]:
     """On a node: nobody uses a job's card from outside of all jobs, which nobody can be charged with."""
+    from slurm_gpushare.node.nvml import processes_by_card
+    from slurm_gpushare.node.processes import is_outsider
+    from slurm_gpushare.node.sampler import NodeState
+
     try:
         found = processes_by_card() if any(config.state_dir.glob("nodes/*/jobs/*")) else {}
     except NvmlError:
