@@ -45,13 +45,12 @@ class AccountingQuery:
 _TIMES = frozenset({"Submit", "Eligible", "Start", "End"})
 
 
-def sacct_format(columns: Sequence[str]) -> str:
-    """The option that names the columns. 22.05 cuts times to the width of a column, parsable or not."""
-    return "--format=" + ",".join(f"{name}%64" if name in _TIMES else name for name in columns)
+def sacct_arguments(query: AccountingQuery, delimiter: str, columns: Sequence[str] = COLUMNS) -> list[str]:
+    """The sacct command line: allocations only, everybody's that we may see.
 
-
-def sacct_arguments(query: AccountingQuery, delimiter: str) -> list[str]:
-    """The sacct command line: allocations only, everybody's that we may see."""
+    22.05 cuts times to the width of a column, parsable or not.
+    """
+    asked = ",".join(f"{name}%64" if name in _TIMES else name for name in columns)
     options = {
         "--jobs": ",".join(query.jobs),
         "--starttime": query.start,
@@ -65,7 +64,7 @@ def sacct_arguments(query: AccountingQuery, delimiter: str) -> list[str]:
     everybody = [] if query.users else ["--allusers"]
     return [
         "sacct", "--allocations", "--noheader", "--parsable", f"--delimiter={delimiter}",
-        sacct_format(COLUMNS), *everybody, *(["--duplicates"] if query.duplicates else []),
+        f"--format={asked}", *everybody, *(["--duplicates"] if query.duplicates else []),
         *(f"{name}={value}" for name, value in options.items() if value),
     ]  # fmt: skip
 

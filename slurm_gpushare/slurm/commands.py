@@ -139,8 +139,7 @@ class Slurm:
     def accounted_comments(self, jobs: Sequence[str]) -> dict[int, str]:
         """The users' own comments, by SLURM_JOB_ID, where accounting keeps them (AccountingStoreFlags=job_comment)."""
         delimiter, mark, columns = new_delimiter(), new_delimiter(), ("Submit", "JobIDRaw", "Comment")
-        argv = ["sacct", "--allocations", "--noheader", "--parsable", f"--delimiter={delimiter}",
-                accounting.sacct_format(columns), "--allusers", f"--jobs={','.join(jobs)}"]  # fmt: skip
+        argv = accounting.sacct_arguments(AccountingQuery(jobs=jobs), delimiter, columns)
         found = marked_rows(self._ask_sacct(argv, mark), columns, delimiter, mark)
         return {int(row["JobIDRaw"]): row["Comment"] for row in found if row["JobIDRaw"].isdecimal()}
 

@@ -99,7 +99,7 @@ class PyslurmSlurm(Slurm):
         try:
             records = list(self._pyslurm.Jobs.load().values())
         except self._pyslurm.RPCError as error:
-            raise ControllerDown(f"pyslurm: {error}", "Check that slurmctld runs: scontrol ping.") from error
+            raise ControllerDown(f"pyslurm: {error}") from error
         except _BAD_RECORD as error:
             _LOG.warning('event=pyslurm error=%s message="squeue is asked instead"', type(error).__name__)
             return super().jobs()

@@ -21,6 +21,9 @@ class SlurmMissing(SlurmError):
 class ControllerDown(SlurmError):
     """slurmctld does not answer. It will be back: wait and ask again."""
 
+    def __init__(self, what: str, hint: str = "Check that slurmctld runs: scontrol ping.") -> None:
+        super().__init__(what, hint)
+
 
 class AccountingDown(SlurmError):
     """sacct has nobody to ask: slurmdbd is down, or accounting is not set up."""
@@ -93,7 +96,7 @@ def failure(command: str, stderr: str) -> SlurmError:
     if command in {"sacct", "sacctmgr"} and any(sign in text for sign in _NO_ACCOUNTING + _NO_CONTROLLER):
         return AccountingDown(what, "Check AccountingStorageType in slurm.conf and that slurmdbd runs.")
     if any(sign in text for sign in _NO_CONTROLLER):
-        return ControllerDown(what, "Check that slurmctld runs: scontrol ping.")
+        return ControllerDown(what)
     if command == "scontrol":
         return JobMovedOn(what) if any(sign in text for sign in _MOVED_ON) else UpdateRefused(what)
     return SlurmError(what)
@@ -124,9 +127,7 @@ def run(
     except PermissionError as why:
         raise SlurmError(f"{command}: cannot be run: {why.strerror}") from why
     except subprocess.TimeoutExpired:
-        raise ControllerDown(
-            f"{command}: no answer within {timeout_s:g} s", "Check that slurmctld runs: scontrol ping."
-        ) from None
+        raise ControllerDown(f"{command}: no answer within {timeout_s:g} s") from None
     stderr = done.stderr.decode("utf-8", "replace")
     if done.returncode != 0:
         raise failure(command, stderr)
@@ -295,9 +296,7 @@ class ScontrolSession:
             return None
         except TimeoutError:
             self._end()
-            raise ControllerDown(
-                f"scontrol: no answer within {DEFAULT_TIMEOUT_S:g} s", "Check that slurmctld runs: scontrol ping."
-            ) from None
+            raise ControllerDown(f"scontrol: no answer within {DEFAULT_TIMEOUT_S:g} s") from None
 
     def _end(self) -> None:
         process, self._process = self._process, None

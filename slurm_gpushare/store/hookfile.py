@@ -77,10 +77,11 @@ class HookFile:
             return None
         return int(row[0]) if row and row[0] else None
 
-    @property
-    def _state(self) -> int:
-        """What the hook reads as ``gangs``."""
-        return -1 if self.stale else int(self.gangs)
+    def _sign(self, file: sqlite3.Connection, now_s: float | None, seq: int, epoch: int) -> None:
+        """Say which state of the store this is, and that the helper is alive."""
+        gangs = -1 if self.stale else int(self.gangs)
+        told = (_seconds(now_s), seq, epoch, gangs)
+        file.execute("UPDATE helper SET heartbeat_s = ?, change_seq = ?, epoch = ?, gangs = ?", told)
 
     def _follow(self, store: Store, now_s: float | None) -> int:
         with closing(self._connect()) as file:
@@ -96,10 +97,7 @@ class HookFile:
                 file.execute("BEGIN IMMEDIATE")
                 file.executemany(_PUT, rows)
                 file.executemany(_REMOVE, unmeasured)
-                file.execute(
-                    "UPDATE helper SET heartbeat_s = ?, change_seq = ?, gangs = ?",
-                    (_seconds(now_s), latest, self._state),
-                )
+                self._sign(file, now_s, latest, epoch)
             return len(rows)
 
     def _rebuild(self, store: Store, now_s: float | None) -> int:
@@ -111,10 +109,7 @@ class HookFile:
                 file.execute("BEGIN")
                 self._names = self._site_names(connection)
                 count = file.executemany(_PUT, _rows(connection, self._names, after=0)).rowcount
-                file.execute(
-                    "UPDATE helper SET heartbeat_s = ?, change_seq = ?, epoch = ?, gangs = ?",
-                    (_seconds(now_s), latest, epoch, self._state),
-                )
+                self._sign(file, now_s, latest, epoch)
                 file.execute("COMMIT")
             hand_over(draft)
             # A journal left by a writer that died belongs to the old file and would spoil the new one.

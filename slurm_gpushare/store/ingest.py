@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
@@ -53,12 +53,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 3600.0
 
 
 @dataclass(slots=True)
-class IngestSummary:
-    """What one call did."""
+class IngestSummary(Settled):
+    """What one call did; counts also ``final``, ``interim``, ``duplicate``, ``rejected`` and ``ignored``."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    """``final``, ``interim``, ``duplicate``, ``rejected``, ``ignored``, and those of `Settled`."""
-    restarts: list[str] = field(default_factory=list)
     waiting: int = 0
     """Jobs whose records wait until Slurm knows them."""
     more: bool = False
@@ -118,8 +115,7 @@ class Ingest:
         summary = self.run()
         while summary.more:
             following = self.run()
-            summary.counts.update(following.counts)
-            summary.restarts += following.restarts
+            summary.add(following)
             summary.waiting, summary.more = following.waiting, following.more
         return summary
 
@@ -139,8 +135,7 @@ class Ingest:
         if now_s >= self._promote_from_s:
             promote(self._store.database, now_s - _STALE_S)
         settled = self._settle(now_s)
-        summary.counts.update(settled.counts)
-        summary.restarts = settled.restarts
+        summary.add(settled)
         summary.waiting = len(self._patience)
         for line in settled.restarts:
             log.info("profile restarted: %s", line)
@@ -175,9 +170,8 @@ class Ingest:
         found = list(zip(arrived, checked, strict=True))
         if late := [item for item, result in found if result is _LATER]:
             # They wait where they are: this machine's clock may be the wrong one.
-            self._later |= dict.fromkeys(
-                (item.path or item.inbox_id or 0 for item in late), time.monotonic() + _LATER_S
-            )
+            until_s = time.monotonic() + _LATER_S
+            self._later |= {item.path or item.inbox_id or 0: until_s for item in late}
             summary.counts["too_new"] += len(late)
             log.warning("%d records wait: they are from the future, by this machine's clock", len(late))
             found = [(item, result) for item, result in found if result is not _LATER]

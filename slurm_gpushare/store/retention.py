@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import closing
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, delete, exists, func, or_, select, update
 
@@ -68,7 +69,7 @@ def prune(store: Store, before_s: float, *, dry_run: bool = False) -> Counter[st
     Records from before are refused from then on, because their ids are forgotten too. A dry run only counts.
     """
     removed: Counter[str] = Counter()
-    for table, count in _old(store, before_s) if dry_run else pieces(store, before_s):
+    for table, count in _counted(store, before_s) if dry_run else pieces(store, before_s):
         removed[table] += count
     return +removed
 
@@ -90,48 +91,43 @@ def pieces(store: Store, before_s: float) -> Iterator[tuple[str, int]]:
         with database.write() as connection:
             _forget_tokens(connection, some)
         yield "workload", len(some)
-    r, from_s = schema.run.c, -1.0
-    while True:
-        with database.write() as connection:
-            query = select(r.id, r.end_s).where(r.end_s >= from_s, *_forgettable(before_s)).order_by(r.end_s)
-            rows = connection.execute(query.limit(statements.AT_ONCE)).all()
-            forget_runs(connection, [row.id for row in rows])
-        yield "run", len(rows)
-        if len(rows) < statements.AT_ONCE:
-            break
-        from_s = rows[-1].end_s
-    for table, column in _DATED:
-        while True:
+    for table, date, old in _old(before_s):
+        from_s, more = -1.0, True
+        while more:
+            query = select(table.c.id, date.label("at_s")).where(date >= from_s, *old).order_by(date)
             with database.write() as connection:
-                keys = list(connection.scalars(_aged(table, column, before_s).limit(statements.AT_ONCE)))
-                delete_in(connection, table.c.id, keys)
-            yield table.name, len(keys)
-            if len(keys) < statements.AT_ONCE:
-                break
+                rows = connection.execute(query.limit(statements.AT_ONCE)).all()
+                ids = [row.id for row in rows]
+                if table is schema.run:
+                    delete_in(connection, schema.run_detail.c.id, ids)
+                delete_in(connection, table.c.id, ids)
+            yield table.name, len(rows)
+            if more := len(rows) == statements.AT_ONCE:
+                from_s = rows[-1].at_s
     while database.is_sqlite and _free_some(database):
         yield "page", 0
 
 
-def _old(store: Store, before_s: float) -> Iterator[tuple[str, int]]:
-    queries: dict[str, Select[tuple[str]] | Select[tuple[int]]] = {
-        "workload": _unused(before_s),
-        "run": select(schema.run.c.id).where(*_forgettable(before_s)),
-        **{table.name: _aged(table, column, before_s) for table, column in _DATED},
-    }
+def _counted(store: Store, before_s: float) -> Iterator[tuple[str, int]]:
+    queries = {"workload": _unused(before_s).subquery()}
+    queries |= {table.name: select(table.c.id).where(*old).subquery() for table, _, old in _old(before_s)}
     with store.database.read() as connection:
         for name, query in queries.items():
-            yield name, connection.scalar(select(func.count()).select_from(query.subquery())) or 0
+            yield name, connection.scalar(select(func.count()).select_from(query)) or 0
 
 
-_DATED = (
-    (schema.decision, "at_s"), (schema.sharing, "end_s"), (schema.observation, "at_s"), (schema.job, "end_s"),
-)  # fmt: skip
+def _old(before_s: float) -> Iterator[tuple[Table, ColumnElement[Any], list[ColumnElement[bool]]]]:
+    """Tables, the column of their date, and which of their rows are to go."""
+    yield schema.run, schema.run.c.end_s, _forgettable(before_s)
+    for table, date in _DATED.items():
+        # SQLite may give the highest id again once its row is gone, and learners count on growing ones.
+        last = select(func.max(table.c.id)).scalar_subquery()
+        yield table, date, [date < before_s, table.c.id < last]
 
 
-def _aged(table: Table, column: str, before_s: float) -> Select[tuple[int]]:
-    # SQLite may give the highest id again once its row is gone, and learners count on growing ones.
-    last = select(func.max(table.c.id)).scalar_subquery()
-    return select(table.c.id).where(table.c[column] < before_s, table.c.id < last)
+_DATED = {column.table: column for column in (
+    schema.decision.c.at_s, schema.sharing.c.end_s, schema.observation.c.at_s, schema.job.c.end_s,
+)}  # fmt: skip
 
 
 def _forgettable(before_s: float) -> list[ColumnElement[bool]]:

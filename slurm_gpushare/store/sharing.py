@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Select, and_, bindparam, delete, or_, select, update
 
@@ -184,6 +184,7 @@ class SharingSpans(Subject):
             yield from (Span(**row._mapping) for row in connection.execute(query))
 
 
+_T = TypeVar("_T", "Strike", "BrokenPromise")
 STRIKES = "strikes"
 BROKEN_PROMISES = "broken_promises"
 
@@ -248,7 +249,7 @@ class Conduct(Subject):
 
     def strikes(self, since_s: float = 0.0) -> list[Strike]:
         """Everybody's strikes, oldest first."""
-        return [Strike(**_fields(Strike, kept)) for kept in self._kept(STRIKE, since_s)]
+        return self._kept(Strike, STRIKE, since_s)
 
     def strikes_by_uid(self, since_s: float = 0.0) -> list[StrikeCount]:
         """Who had strikes, the most first."""
@@ -271,14 +272,16 @@ class Conduct(Subject):
 
     def broken_promises(self, since_s: float = 0.0) -> list[BrokenPromise]:
         """The audit trail, oldest first."""
-        return [BrokenPromise(**_fields(BrokenPromise, kept)) for kept in self._kept(BROKEN, since_s)]
+        return self._kept(BrokenPromise, BROKEN, since_s)
 
-    def _kept(self, kind: str, since_s: float) -> list[dict[str, Any]]:
+    def _kept(self, of: type[_T], kind: str, since_s: float) -> list[_T]:
         d = schema.decision
         query = select(d).where(d.c.kind == kind, d.c.at_s >= since_s).order_by(d.c.id)
         with self._db.read() as connection:
             rows = connection.execute(query).all()
-        return [{**row._mapping, "by_job": row.partner_job, **json.loads(row.reasons)} for row in rows]
+        found = ({**row._mapping, "by_job": row.partner_job, **json.loads(row.reasons)} for row in rows)
+        names = [field.name for field in fields(of)]
+        return [of(**{name: kept[name] for name in names}) for kept in found]
 
 
 def _keep(connection: Connection, kind: str, items: Collection[Strike | BrokenPromise]) -> None:
@@ -290,7 +293,3 @@ def _keep(connection: Connection, kind: str, items: Collection[Strike | BrokenPr
         row = {name: values.pop(name, None) for name in ("job_id", "at_s", "node", "gpu_index")}
         rows.append({**row, "kind": kind, "partner_job": partner, "reasons": json.dumps(values)})
     insert_many(connection, schema.decision, rows)
-
-
-def _fields(kind: type[Strike | BrokenPromise], kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kept[name] for name in kind.__slots__}
