@@ -159,11 +159,12 @@ def without_token(admin_comment: str) -> str:
 # Limits of QOS and associations that name TRES, from ``sacctmgr show``.
 
 
-_QOS_LIMITS = (
-    "GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins", "MaxTRESPerUser",
-    "MaxTRESPerAccount", "MinTRES",
-)  # fmt: skip
-_ASSOCIATION_LIMITS = ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins")
+_BOTH = ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins")
+LIMIT_COLUMNS = {
+    "qos": (("Name",), (*_BOTH, "MaxTRESPerUser", "MaxTRESPerAccount", "MinTRES")),
+    "assoc": (("Account", "User", "Partition"), _BOTH),
+}
+"""What names an entity of each kind, and its limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,14 +197,11 @@ class Qos:
     """How long its jobs run before they can be preempted; None: as the cluster says."""
 
 
-QOS_ARGUMENTS = (
-    "sacctmgr", "--noheader", "--parsable2", "--readonly", "show", "qos",
-    "format=Name,Preempt,PreemptMode,GraceTime,PreemptExemptTime",
-)  # fmt: skip
+QOS_COLUMNS = ("Name", "Preempt", "PreemptMode", "GraceTime", "PreemptExemptTime")
 
 
 def parse_qos(output: str) -> list[Qos]:
-    """The QOS in sacctmgr's answer to `QOS_ARGUMENTS`."""
+    """The QOS in sacctmgr's answer for `QOS_COLUMNS`."""
     found = []
     for name, preempts, mode, grace, exempt in (line.split("|")[:5] for line in output.splitlines() if "|" in line):
         mode = "" if mode.lower() == "cluster" else mode.upper()
@@ -214,20 +212,18 @@ def parse_qos(output: str) -> list[Qos]:
     return found
 
 
-def sacctmgr_arguments(kind: str) -> list[str]:
-    """The sacctmgr command line that lists all entities of `kind` with their limits."""
-    columns = ("Name", *_QOS_LIMITS) if kind == "qos" else ("Account", "User", "Partition", *_ASSOCIATION_LIMITS)
+def sacctmgr_arguments(kind: str, columns: Iterable[str]) -> list[str]:
+    """The sacctmgr command line that lists all entities of `kind`."""
     return ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, f"format={','.join(columns)}"]
 
 
 def parse_limits(kind: str, output: str) -> list[Limit]:
     """The limits in sacctmgr's answer. Names of QOS and accounts cannot hold its delimiter."""
-    keys = ("name",) if kind == "qos" else ("account", "user", "partition")
-    names = _QOS_LIMITS if kind == "qos" else _ASSOCIATION_LIMITS
+    keys, names = LIMIT_COLUMNS[kind]
     found = []
     for line in output.splitlines():
         cells = line.split("|")
-        owner = {key: cell for key, cell in zip(keys, cells, strict=False) if cell}
+        owner = {key.lower(): cell for key, cell in zip(keys, cells, strict=False) if cell}
         for name, cell in zip(names, cells[len(keys) :], strict=False):
             if tres := values.tres(cell):
                 found.append(Limit(kind, owner, name, tres))

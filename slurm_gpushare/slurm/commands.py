@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.release import Release, parse_release
 from slurm_gpushare.slurm import accounting, nodes, queue, runner
-from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery, Limit, Qos
+from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery, Limit, Qos, sacctmgr_arguments
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.slurm.runner import JobMovedOn, ScontrolSession, marked_rows, new_delimiter
@@ -165,17 +165,19 @@ class Slurm:
 
     def limits(self) -> list[Limit]:
         """Limits of QOS and associations. Two sacctmgr calls."""
-        ask = accounting.sacctmgr_arguments
-        return [limit for kind in ("qos", "assoc") for limit in accounting.parse_limits(kind, self._ask(ask(kind)))]
+        return [
+            limit
+            for kind, (names, limits) in accounting.LIMIT_COLUMNS.items()
+            for limit in accounting.parse_limits(kind, self._ask(sacctmgr_arguments(kind, [*names, *limits])))
+        ]
 
     def qos(self) -> list[Qos]:
         """What each QOS says of preemption. One sacctmgr call."""
-        return accounting.parse_qos(self._ask(accounting.QOS_ARGUMENTS))
+        return accounting.parse_qos(self._ask(sacctmgr_arguments("qos", accounting.QOS_COLUMNS)))
 
     def accounting_names(self, kind: str) -> frozenset[str]:
         """The names of all that accounting has of a kind, ``account`` or ``cluster``. One sacctmgr call."""
-        words = ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", kind, f"format={kind}"]
-        return frozenset(self._ask(words).split())
+        return frozenset(self._ask(sacctmgr_arguments(kind, [kind])).split())
 
     def update_job(self, key: str, changes: Mapping[str, str]) -> None:
         """Change a job in one call. `JobMovedOn` if it started or ended meanwhile, `UpdateRefused` otherwise."""

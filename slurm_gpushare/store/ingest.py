@@ -178,9 +178,8 @@ class Ingest:
         records = [result for _, result in found if isinstance(result, KeptRecord)]
         refused = [result for _, result in found if isinstance(result, Refusal)]
         ignored = checked.count(None)
-        gone = [item.inbox_id for item, result in found
-                if item.inbox_id is not None and not isinstance(result, KeptRecord)]  # fmt: skip
-        counts = take_in(self._store.database, records, gone)
+        done = [item.inbox_id for item, _ in found if item.inbox_id is not None]
+        counts = take_in(self._store.database, records, done)
         counts.update(rejected=len(refused), ignored=ignored)
         for number, refusal in enumerate(refused):
             if number < _TOLD_A_RUN:
@@ -240,7 +239,7 @@ class Ingest:
             return Refusal(reason, item.path, item.inbox_id)
         if not by_node and record.kind is RecordKind.INTERIM:
             return None
-        return KeptRecord.of(record, sealed.payload.decode("ascii").strip(), sealed.uid, by_node, item.inbox_id)
+        return KeptRecord.of(record, sealed.payload.decode("ascii").strip(), sealed.uid, by_node)
 
     def _is_over_quota(self, uid: int) -> bool:
         """Count one more record of a user's own, by the uid that munge has proven."""

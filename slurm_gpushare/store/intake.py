@@ -42,12 +42,9 @@ class KeptRecord:
     """Columns of ``run``."""
     features: str
     body: str
-    inbox_id: int | None = None
 
     @classmethod
-    def of(
-        cls, record: Record, payload: str, author_uid: int, by_node: bool, inbox_id: int | None = None
-    ) -> KeptRecord:
+    def of(cls, record: Record, payload: str, author_uid: int, by_node: bool) -> KeptRecord:
         """What is kept of a record: a node's as it is, a user's without the node that it names."""
         if not by_node:
             record = replace(record, node=_NO_NODE)
@@ -61,7 +58,7 @@ class KeptRecord:
             "gpu_model": record.gpu_model or "",
             "final": int(final),
         }
-        return cls(row, json.dumps(features_of(record)), payload, inbox_id)
+        return cls(row, json.dumps(features_of(record)), payload)
 
     @property
     def key(self) -> RunKey:
@@ -74,7 +71,7 @@ class KeptRecord:
 
 
 def take_in(database: Database, records: Sequence[KeptRecord], done_inbox: Sequence[int] = ()) -> Counter[str]:
-    """Keep the records and remove their inbox rows, all in one transaction; returns what became of them.
+    """Keep the records and remove the inbox rows that are done, all in one transaction; returns what became of them.
 
     Exactly once: a record is known by author and run, in the same transaction that keeps it. Seen again, with the same
     or a lower sequence number, it changes nothing; a higher one replaces it, and a final record any interim one.
@@ -95,8 +92,7 @@ def take_in(database: Database, records: Sequence[KeptRecord], done_inbox: Seque
             MODEL_PREFIX + item.row["gpu_model"] for item in finals if item.row["by_node"] and item.row["gpu_model"]
         )
         statements.add(connection, {name: count for name, count in counts.items() if count})
-        rows = [*done_inbox, *(item.inbox_id for item in records if item.inbox_id is not None)]
-        delete_in(connection, schema.inbox.c.id, rows)
+        delete_in(connection, schema.inbox.c.id, done_inbox)
     return counts
 
 

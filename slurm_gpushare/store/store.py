@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -93,7 +94,8 @@ class KnowledgeDocuments(Subject):
         if not documents:
             return
         now_s = int(time.time())
-        rows = [{"name": name, "updated_s": now_s, "body": _dump(body)} for name, body in documents.items()]
+        dump = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+        rows = [{"name": name, "updated_s": now_s, "body": dump(body)} for name, body in documents.items()]
         with self._db.write() as connection:
             insert_many(connection, schema.knowledge, rows, replace=True)
             assign(connection, assignments)
@@ -129,10 +131,6 @@ class KnowledgeDocuments(Subject):
     def keep_off(self, cards: Iterable[OffCard]) -> None:
         """Let these be the cards that are off, in place of those that were."""
         self.put({_OFF: {"cards": [asdict(card) for card in cards]}})
-
-
-def _dump(body: Mapping[str, Any]) -> str:
-    return json.dumps(body, separators=(",", ":"), allow_nan=False)
 
 
 def _load(body: str) -> Mapping[str, Any]:
