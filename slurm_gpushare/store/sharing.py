@@ -114,10 +114,6 @@ class SharingSpans(Subject):
         """Spans that have not ended."""
         return list(self._spans(select(schema.sharing).where(schema.sharing.c.end_s.is_(None))))
 
-    def of_job(self, job_id: int) -> list[Span]:
-        """Spans of all jobs that ever had this id."""
-        return self.of_jobs({job_id: EVER})
-
     def of_jobs(self, periods: Periods, since_s: float = 0.0) -> list[Span]:
         """Spans of jobs that had these ids then, and that had not ended at `since_s`; in order of their start."""
         s = schema.sharing.c

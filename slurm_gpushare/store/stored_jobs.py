@@ -163,10 +163,6 @@ class Decisions(Subject):
             kinds = Counter(decision.kind for decision in decisions)
             statements.add(connection, {f"{COUNTED}{kind}": count for kind, count in kinds.items()})
 
-    def of_job(self, job_id: int) -> list[Decision]:
-        """The decisions about all jobs that ever had this id, oldest first."""
-        return self.of_jobs({job_id: EVER})
-
     def of_jobs(self, periods: Periods) -> list[Decision]:
         """The decisions about jobs that had these ids then, oldest first."""
         with self._db.read() as connection:

@@ -15,6 +15,7 @@ from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH
 from slurm_gpushare.slurm.values import type_index
+from slurm_gpushare.store.known_jobs import EVER
 
 HUNGRY = endless(95, 80, 1024)
 
@@ -81,7 +82,7 @@ def tick(site: Site, daemon: Daemon) -> None:
 
 
 def kinds(site: Site, job: str) -> set[str]:
-    return {decision.kind for decision in site.store.decisions.of_job(int(job))}
+    return {decision.kind for decision in site.store.decisions.of_jobs({int(job): EVER})}
 
 
 def after_ticks(site: Site, daemon: Daemon, condition: Callable[[], bool]) -> bool:

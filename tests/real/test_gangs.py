@@ -27,6 +27,7 @@ from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.nodes import GANGS_NEED
 from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.known_jobs import EVER
 
 FOUR = "--gres=gpu:4"
 HALF_OF_EACH = "shard:4(1/2,1/2,1/2,1/2)"
@@ -247,7 +248,7 @@ def test_the_gang_that_came_last_is_paused_for_the_residents_promise_and_goes_on
     assert tag is not None
     assert tag.paused is None
     assert {"paused", "resumed"} <= kinds(site, guest)
-    (span,) = site.store.sharing.of_job(int(guest))
+    (span,) = site.store.sharing.of_jobs({int(guest): EVER})
     assert span.paused_s > 0
     assert (span.resident_job, span.gpus) == (int(resident), 4)
 

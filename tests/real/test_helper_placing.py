@@ -14,6 +14,7 @@ from helper_kit import TOKENS, Site, original
 
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card, token_of
 from slurm_gpushare.protocol.tag import Tag
+from slurm_gpushare.store.known_jobs import EVER
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_jobs_share_when_cards_run_out_and_the_store_remembers_it(site: Site) ->
     shared = {token_of(site.jobs()[job]) for job in jobs if int(job) in (span.resident_job, span.guest_job)}
     assert {span.resident_token, span.guest_token} == shared, "the span names the two that share"
     assert len(shared) == 2
-    kinds = {decision.kind for job in jobs for decision in site.store.decisions.of_job(int(job))}
+    kinds = {decision.kind for job in jobs for decision in site.store.decisions.of_jobs({int(job): EVER})}
     assert kinds & {"beside", "together"}
 
 
@@ -80,7 +81,7 @@ def test_a_job_without_a_place_goes_back_to_slurm_at_once(site: Site) -> None:
     assert not waiting.tag.lease  # type: ignore[union-attr]
     assert waiting.eligible_s is not None
     assert waiting.eligible_s <= time.time() + 1, "eligible long before the lease would have ended"
-    assert {decision.kind for decision in site.store.decisions.of_job(int(job))} == {"waits"}
+    assert {decision.kind for decision in site.store.decisions.of_jobs({int(job): EVER})} == {"waits"}
 
 
 def test_a_waiting_job_gets_half_of_the_card_of_a_job_in_its_epilog(site: Site) -> None:
@@ -152,7 +153,7 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
     done = subprocess.run(command, env=site.testbed.env, capture_output=True, text=True, check=True)
     assert "event=place" in done.stderr
     assert "outcome=dry-run" in done.stderr
-    assert site.store.decisions.of_job(int(job)) == []
+    assert site.store.decisions.of_jobs({int(job): EVER}) == []
     after = site.jobs()[job]
     assert after.tag is not None
     assert after.tag.placed is None
@@ -173,7 +174,7 @@ def test_in_the_shadow_all_is_recorded_and_nothing_is_changed(site: Site) -> Non
         assert daemon.once().outcomes == {"shadow": 1}, site.picture()
         assert daemon.once().outcomes == {}
     assert settled_fields(site, [*jobs, waiting]) == before
-    (decision,) = (item for item in site.store.decisions.of_job(int(waiting)) if item.kind == "shadow")
+    (decision,) = (item for item in site.store.decisions.of_jobs({int(waiting): EVER}) if item.kind == "shadow")
     assert str(decision.partner_job) in jobs
     site.testbed.run(["scancel", jobs[0]])
     site.wait_running([waiting])

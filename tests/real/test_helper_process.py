@@ -13,6 +13,8 @@ from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import SLEEP, TOKENS, Site
 
+from slurm_gpushare.store.known_jobs import EVER
+
 
 @pytest.fixture
 def site(testbed: Testbed) -> Site:
@@ -79,7 +81,7 @@ def test_a_job_explains_itself_to_whoever_asks(site: Site) -> None:
     site.wait_running(jobs)
     site.tick("fcfs")  # of a new helper: one that took long to publish does not publish again for a while
     guest = next(
-        job for job in jobs if {d.kind for d in site.store.decisions.of_job(int(job))} & {"beside", "together"}
+        job for job in jobs if {d.kind for d in site.store.decisions.of_jobs({int(job): EVER})} & {"beside", "together"}
     )
     command = [sys.executable, "-m", "slurm_gpushare", "job", guest]
     told = site.testbed.run(command).stdout

@@ -20,6 +20,7 @@ from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, ti
 from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.node.processes import process_state, stands_still
 from slurm_gpushare.protocol.stop_orders import EXPIRY_S, order_file
+from slurm_gpushare.store.known_jobs import EVER
 
 STRICT = {"resident_budget_pct": 1.0, "pause_most_pct": 100.0}
 """Any slow-down breaks this promise."""
@@ -120,7 +121,7 @@ def test_all_processes_of_a_job_of_several_steps_stand_still_and_go_on(site: Sit
     tag = site.jobs()[guest].tag
     assert tag is not None
     assert (tag.paused, tag.stopped_before_s > 0) == (None, True)
-    (span,) = site.store.sharing.of_job(int(guest))
+    (span,) = site.store.sharing.of_jobs({int(guest): EVER})
     assert span.paused_s > 0, "both owners' figures leave the pause out"
     record = lambda: site.store.live.of_jobs({int(guest)})[int(guest)]  # noqa: E731
     assert after_ticks(site, daemon, lambda: record().stopped_s > 0), "its node says how long it stood"

@@ -15,6 +15,7 @@ from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH, Tally
 from slurm_gpushare.slurm.values import type_index
+from slurm_gpushare.store.known_jobs import EVER
 
 LONG = endless(95, 80, 1024)
 SHORT = workload(95, 80, 1024, work_s=4, epochs=1)
@@ -88,6 +89,6 @@ def test_a_pairing_of_a_few_seconds_teaches_by_the_final_records_of_both(site: S
         return {(TOKENS[0], TOKENS[1]), (TOKENS[1], TOKENS[0])} <= seen.keys() and all(r < 0.95 for r in seen.values())
 
     assert wait_until(learned, 120), site.store.observations.after(0)
-    (span,) = site.store.sharing.of_job(int(guest))
+    (span,) = site.store.sharing.of_jobs({int(guest): EVER})
     assert span.resident_rate_seen is not None
     assert span.guest_rate_seen is not None

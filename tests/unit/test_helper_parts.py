@@ -27,6 +27,7 @@ from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store, StoreError
+from slurm_gpushare.store.known_jobs import EVER
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 
@@ -112,7 +113,7 @@ class TestLedger:
                 at_once(keeper.keep(ledger.follow(pairs_now(cards, Half(), NOW + at_s), jobs, NOW + at_s), NOW + at_s))
             assert [span.paused_s for span in store.sharing.open()] == [300]
             at_once(keeper.keep(ledger.follow({}, [first], NOW + 410), NOW + 410))
-            (span,) = store.sharing.of_job(1)
+            (span,) = store.sharing.of_jobs({1: EVER})
             assert (span.paused_s, span.end_s) == (300, NOW + 410)
 
     def test_a_new_helper_leaves_the_pauses_of_past_and_present_guests_out(self) -> None:
@@ -164,12 +165,12 @@ class TestAHelperThatStartsAgain:
     def test_pairs_that_came_apart_meanwhile_are_ended_when_the_first_of_the_two_was(self, store: Store) -> None:
         self.resumed(store, {3: NOW - 500, 7: NOW - 200, 8: NOW - 100})
         assert store.sharing.open() == []
-        assert [span.end_s for span in store.sharing.of_job(3)] == [NOW - 500]
-        assert [span.end_s for span in store.sharing.of_job(7)] == [NOW - 200]
+        assert [span.end_s for span in store.sharing.of_jobs({3: EVER})] == [NOW - 500]
+        assert [span.end_s for span in store.sharing.of_jobs({7: EVER})] == [NOW - 200]
 
     def test_what_slurm_has_forgotten_ended_when_the_last_helper_did(self, store: Store) -> None:
         ledger = self.resumed(store, {})
-        assert [span.end_s for span in store.sharing.of_job(3)] == [NOW - 600]
+        assert [span.end_s for span in store.sharing.of_jobs({3: EVER})] == [NOW - 600]
         assert ledger.sharing()[1].lost_s == pytest.approx(0.2 * (100 + 400))
 
     def test_a_dry_run_writes_nothing(self, store: Store) -> None:
@@ -197,7 +198,7 @@ class TestSpansOfAHelperThatRuns:
         keeper = SpanKeeper(store, where_ended({2: NOW + 12}))
         at_once(keeper.keep(begun, NOW))
         at_once(keeper.keep(ended, NOW + 40))
-        assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 12)]
+        assert [(span.start_s, span.end_s) for span in store.sharing.of_jobs({1: EVER})] == [(NOW - 58, NOW + 12)]
 
     def test_a_write_that_fails_loses_neither_begin_nor_end(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +211,7 @@ class TestSpansOfAHelperThatRuns:
                 with pytest.raises(StoreError):
                     at_once(keeper.keep(turn, NOW + 40))
         at_once(keeper.keep(PairChanges((), (), {}), NOW + 90))
-        assert [(span.start_s, span.end_s) for span in store.sharing.of_job(1)] == [(NOW - 58, NOW + 40)]
+        assert [(span.start_s, span.end_s) for span in store.sharing.of_jobs({1: EVER})] == [(NOW - 58, NOW + 40)]
 
 
 @pytest.mark.parametrize(("ended_s", "free"), [(NOW - 2, True), (NOW - 40, False), (None, False)])

@@ -20,6 +20,7 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.record import Neighbour, Period, Stat
 from slurm_gpushare.protocol.tokens import OwnedToken
+from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.refine import by_nodes
 from slurm_gpushare.store.sharing import Observation
 
@@ -196,7 +197,7 @@ def test_the_final_records_of_both_jobs_teach_after_a_few_seconds(site: Site) ->
     shared_run(site, 4, B, (Neighbour(3, 4.0),), 0.9 * 60.0)
     learner.catch_up()
     assert [item.rate for item in site.store.observations.after(seen.id)] == [pytest.approx(0.9)]
-    (told,) = site.store.sharing.of_job(3)
+    (told,) = site.store.sharing.of_jobs({3: EVER})
     assert (told.resident_rate_seen, told.guest_rate_seen) == (pytest.approx(0.7), pytest.approx(0.9))
 
 
@@ -229,7 +230,7 @@ def test_runs_that_were_learned_from_are_not_read_again_after_a_restart(
 def test_of_several_neighbours_those_not_yet_measured_are_told_apart(site: Site) -> None:
     profiled(site, {A: 50.0, B: 60.0, token(3): 60.0})
     site.store.sharing.begin([span(5, 6, (A, B)), span(5, 7, (A, token(3)))])
-    measured = next(item for item in site.store.sharing.of_job(6))
+    measured = next(item for item in site.store.sharing.of_jobs({6: EVER}))
     site.store.sharing.seen({measured.id: 0.9}, {})
     shared_run(site, 5, A, (Neighbour(6, 10.0), Neighbour(7, 10.0)), 0.75 * 50.0, n=40)
     Learner(site.store).catch_up()
@@ -247,7 +248,7 @@ def test_a_whole_run_tells_what_it_lost_whichever_part_of_its_epochs_was_shared(
     site.take(replace(made, alone=Period(alone_s=40.0, stats={"proc_sm_pct": alone}),
                       shared=Period(shared_s=60.0, stats={"proc_sm_pct": shared})))  # fmt: skip
     Learner(site.store).catch_up()
-    (told,) = site.store.sharing.of_job(5)
+    (told,) = site.store.sharing.of_jobs({5: EVER})
     work_s = (40.0 * 38.0 + 60.0 * 48.0) / 50.0
     assert 60.0 * (1.0 - (told.resident_rate_seen or 0.0)) == pytest.approx(100.0 - work_s, abs=1.5)
 
@@ -257,10 +258,13 @@ def test_a_requeued_job_is_judged_by_the_spans_of_its_own_run(site: Site) -> Non
     at_s = int(record(5).start_s)
     runs = [replace(span(5, 6, (A, B)), start_s=begun_s) for begun_s in (at_s, at_s + 1000)]
     site.store.sharing.begin(runs)
-    site.store.sharing.end({site.store.sharing.of_job(5)[0].id: at_s + 100})
+    site.store.sharing.end({site.store.sharing.of_jobs({5: EVER})[0].id: at_s + 100})
     shared_run(site, 5, A, (Neighbour(6, 600.0),), 0.8 * 50.0, n=40)
     Learner(site.store).catch_up()
-    assert [told.resident_rate_seen for told in site.store.sharing.of_job(5)] == [pytest.approx(0.8, abs=0.01), None]
+    assert [told.resident_rate_seen for told in site.store.sharing.of_jobs({5: EVER})] == [
+        pytest.approx(0.8, abs=0.01),
+        None,
+    ]
 
 
 def test_commands_use_the_store(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from slurm_gpushare.report import sources
 from slurm_gpushare.report.sources import PublishedSource, StoreSource
 from slurm_gpushare.store import Store, published
 from slurm_gpushare.store.credential import Sealed
+from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.published import NotPublished, OwnFigures, PublicJob, Published, TokenFigures
 
 SPAN = Span(1, 2, "", "", "n0", 0, "V100", 100, None, 0.9, 0.8, None, 0.7)
@@ -229,7 +230,7 @@ def test_an_owner_is_told_the_same_story_as_an_administrator(tmp_path: Path) -> 
         store.decisions.add(made)
         own = own_figures(store, ALICE, [PublicJob("7", 7)], NOW, {})
         assert [decision.kind for decision in own.decisions] == ["alone", "taken-back", "waits"]
-        assert tell("7", own.decisions) == tell("7", store.decisions.of_job(7))
+        assert tell("7", own.decisions) == tell("7", store.decisions.of_jobs({7: EVER}))
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.8, 1.0])

@@ -34,6 +34,7 @@ from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
+from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.whatif.assess import PastJob
 from slurm_gpushare.whatif.shadow import KnownTokens, Shadow, in_the_shadow, known_tokens, shadow_of
 
@@ -126,7 +127,7 @@ def test_the_first_decision_of_a_job_is_recorded_once(tmp_path: Path) -> None:
         assert not helper.state.somebody_waits, "no card is held for a job that will not get it"
         assert helper.tick().outcomes == {}
         assert Helper(config, slurm, store, Flat(0.95)).tick().outcomes == {}, "nor after a restart"
-        (decision,) = (item for item in store.decisions.of_job(10) if item.kind == "shadow")
+        (decision,) = (item for item in store.decisions.of_jobs({10: EVER}) if item.kind == "shadow")
     assert decision.reasons["how"] == "beside"
     assert decision.partner_job in (1, 2)
     assert f"would have been placed beside job {decision.partner_job}, if this site shared" in of_decision(decision)

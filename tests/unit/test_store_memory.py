@@ -9,6 +9,7 @@ from world import ALICE, BOB, NOW, token
 
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.store import Store
+from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.sharing import BAN_S, Observation
 
 A, B, C = token(1), token(2), token(3)
@@ -53,7 +54,7 @@ def test_an_observation_of_the_same_source_counts_once(store: Store) -> None:
 def test_decisions_come_back_oldest_first_with_their_reasons(store: Store) -> None:
     placed = Decision(7, 100, "placed", "gpu1", 2, 5, 0.8, {"because": ["fits"], "isd_pct": 25.0})
     store.decisions.add([Decision(7, 90, "waits"), placed, Decision(8, 100, "alone")])
-    assert store.decisions.of_job(7) == [Decision(7, 90, "waits"), placed]
+    assert store.decisions.of_jobs({7: EVER}) == [Decision(7, 90, "waits"), placed]
     assert [decision.job_id for decision in store.decisions.between(100, 200)] == [7, 8]
 
 
@@ -65,7 +66,7 @@ def test_a_span_of_sharing_lasts_until_it_is_ended(store: Store) -> None:
     store.sharing.end({open_span.id: 200})
     store.sharing.seen({open_span.id: 0.88}, {open_span.id: 0.72})
     assert store.sharing.open() == []
-    (ended,) = store.sharing.of_job(2)
+    (ended,) = store.sharing.of_jobs({2: EVER})
     assert (ended.end_s, ended.resident_rate_seen, ended.guest_rate_seen) == (200, 0.88, 0.72)
     assert list(store.sharing.between(150, 160)) == [ended]
     assert list(store.sharing.between(200, 300)) == []

@@ -17,6 +17,7 @@ from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.known_jobs import EVER
 
 SETTINGS = {
     "TickSeconds": "1",
@@ -144,7 +145,7 @@ class ScenarioRun:
             scene.result.actions.append("resumed by the watchdog")
 
     def _actions(self, scene: _Scene) -> list[str]:
-        kinds = [item.kind for job in scene.jobs if job for item in self._store.decisions.of_job(job)]
+        kinds = [item.kind for job in scene.jobs if job for item in self._store.decisions.of_jobs({job: EVER})]
         acted = ("paused", "resumed", "requeued", "slowed", "outgrown", "out-of-memory", "extended")
         return [kind for kind in acted if kind in kinds]
 
