@@ -13,10 +13,12 @@ import pytest
 from gpushare_lab.testbed.backup_controller import HOST, backup_controller, pinged, there
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
-from helper_kit import TOKENS, Site
+from helper_kit import Site
 
 from slurm_gpushare.helper.lease import in_charge
+from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.slurm.commands import connect
+from slurm_gpushare.slurm.nodes import Node
 
 
 @pytest.fixture
@@ -62,6 +64,22 @@ def charge(site: Site) -> str:
     return held.host if held else ""
 
 
+def nodes(site: Site) -> list[Node]:
+    with site.environment():
+        return connect().nodes()
+
+
+def place_one(site: Site, log: Path) -> None:
+    """The second helper gives a job its card."""
+    site.testbed.reconfigure()  # a backup of 24.11 may not know the shards of nodes before: docs/reliability.md
+    names = ",".join(site.testbed.shape.node_names)
+    site.testbed.run(["scontrol", "update", f"nodename={names}", "state=resume"], check=False)
+    assert wait_until(lambda: all(node.usable for node in nodes(site)), 60), site.picture()
+    job = site.submit(0)
+    site.wait_running([job])
+    assert wait_until(lambda: f"event=place job={job} outcome=done" in log.read_text(), 60), log.read_text()
+
+
 def test_the_helper_in_charge_is_where_slurmctld_acts_also_after_a_failover_and_back(site: Site) -> None:
     log = site.testbed.layout.log / "second-helper.log"
     with backup_controller(site.testbed), site.process(), second_helper(site, "second", log):
@@ -72,11 +90,9 @@ def test_the_helper_in_charge_is_where_slurmctld_acts_also_after_a_failover_and_
 
         site.testbed.kill("slurmctld")
         assert wait_until(lambda: charge(site) == HOST, 90), log.read_text()
-        job = site.submit(0)
-        site.wait_running([job])
-        assert wait_until(lambda: f"event=place job={job} outcome=done" in log.read_text(), 60), log.read_text()
+        if parse_release(site.testbed.release).keeps_whole_gpus_apart:  # 22.05 loses all shards at a failover
+            place_one(site, log)
 
         site.testbed.daemons()["slurmctld"].start()
         assert wait_until(lambda: pinged(site.testbed).get(primary, False), 60)
         assert wait_until(lambda: charge(site) == first, 90), log.read_text()
-        assert TOKENS[0] in site.jobs()[job].admin_comment
