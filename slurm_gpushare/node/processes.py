@@ -318,6 +318,8 @@ class JobStop:
             self._began_s = self._counted_s = self._clock()
             while self._clock() < self._began_s + 0.1 and not all(map(stands_still, self._held)):
                 time.sleep(0.005)  # a stop takes effect when its process is next to run
+        for pid, held in self._held.items():  # now, since at the next look Slurm may have let it go on to end it
+            held.stood = held.stood or stands_still(pid)
 
     def _listed(self) -> dict[int, bytes]:
         """The job's processes that run and are not held yet, with their start times."""

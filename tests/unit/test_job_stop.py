@@ -134,6 +134,21 @@ def test_who_lets_its_own_job_go_on_earns_no_time_and_is_stopped_again(tree: Tre
     stop.close()
 
 
+@pytest.mark.parametrize("ending", [signal.SIGCONT, signal.SIGKILL])
+def test_a_job_that_begins_to_end_right_after_its_stop_is_not_stopped_again(tree: Tree, ending: signal.Signals) -> None:
+    """Slurm lets the first process go on and ends it, and on 22.05 does not reach workers in sessions of their own."""
+    stop = JobStop(tree.pids)
+    stop.look(True, 1)
+    others = tree.pids() - {tree.process.pid}
+    os.kill(tree.process.pid, ending)
+    assert within(lambda: not stands_still(tree.process.pid))
+    stop.look(True, 1)
+    assert within(lambda: not any(map(stands_still, others)))
+    stop.close()
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_who_used_the_gpu_in_a_stop_did_not_stand_still(tree: Tree) -> None:
     """It let itself go on between two looks."""
     now = 0.0
