@@ -67,6 +67,7 @@ M.PLACES = {
 }
 
 M.SINCE = {
+  explains_refusals = 230200,
   gpu_becomes_shard = 230206,
   keeps_small_and_capital = 241100,
   writes_gres_with_slash = 231100,

@@ -51,8 +51,10 @@ local function tell(message)
   end
 end
 
-local function refuse(message)
-  tell(message) -- Slurm before 23.02 drops it
+local function refuse(message, quietly)
+  if not quietly then
+    tell(message)
+  end
   return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
 end
 
@@ -291,17 +293,19 @@ local function modify(job_desc, job_rec, part_list, modify_uid)
   end
   local read, is_given = jobs.reader(job_desc, jobs.DESC)
   local speaks, too_long = request.speaks_of_gpus(read)
-  if too_long then
-    return refuse(TOO_LONG:format(jobs.LONGEST))
-  end
   local settings = current_settings()
+  -- Slurm drops what a refused change says before that release, with an error in its log each time.
+  local quietly = not settings or settings.slurm_version < since.explains_refusals
+  if too_long then
+    return refuse(TOO_LONG:format(jobs.LONGEST), quietly)
+  end
   local record = jobs.reader(job_rec, jobs.RECORD)
   local place = sites.place(read("partition") or record("partition"), part_list, settings)
   local asked = request.of(read)
   local change = { desc = job_desc, read = read, is_given = is_given, record = record, kinds = request.kinds(asked) }
   local why = refusal(change, place, settings)
   if why then
-    return refuse(why)
+    return refuse(why, quietly)
   elseif place.ours and speaks then
     rewrite_model(job_desc, asked, settings, read("features") or record("features"))
   end

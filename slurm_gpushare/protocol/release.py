@@ -35,6 +35,8 @@ class Release:
 
 
 CAPABILITIES = {
+    # A refused change may say why; before, Slurm drops what is said and writes an error into its log.
+    "explains_refusals": Release(23, 2),
     # A pending job's gpu:1 may be updated to shards, and untyped shards to typed ones: updates start from an empty list
     # of GRES (read in Slurm's source; tried on 24.11 and 26.05). Before, it has typed shards from the start.
     "gpu_becomes_shard": Release(23, 2, 6),

@@ -114,6 +114,12 @@ def test_model_as_type_becomes_a_feature_here_too(hook: LuaHook) -> None:
     assert answer.fields == {"tres_per_node": "gres/gpu:2", "features": "intel&v100"}
 
 
+def test_before_23_02_nothing_is_said_because_slurm_drops_it_with_an_error(hook: LuaHook) -> None:
+    hook.configure(SlurmVersion="22.05.8")
+    refused = hook.modify(PLAIN, tres_per_node="gres:shard:1")
+    assert (refused.code, refused.said) == (DENIED, [])
+
+
 def test_job_whose_comment_is_taken_off_gets_its_whole_gpu_back(hook: LuaHook) -> None:
     """It becomes a request for the job, which the helper does not place, and our lease ends."""
     before_s = int(time.time() - 0.1)  # Lua asks time(2), whose clock may be a tick behind
