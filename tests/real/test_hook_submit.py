@@ -107,22 +107,28 @@ def test_what_cannot_share_runs_as_written_and_says_why(shared: Testbed, options
     wait_for(shared, job.job_id, ["COMPLETED"])
 
 
-def test_unknown_token_and_somebody_elses_are_probed_on_a_whole_gpu(shared: Testbed) -> None:
-    said = set()
-    for token in (UNKNOWN, OTHERS):
-        job = sbatch(shared, "--gpus=1", token=token)
-        assert show(shared, job.job_id)["AdminComment"] == f"GS1:probe;t={token}"
-        whole = {"TresPerNode": "gres:shard:2"} if is_old(shared) else {"TresPerJob": "gres/gpu:1"}
-        assert request(shared, job.job_id) == whole
-        wait_for(shared, job.job_id, ["COMPLETED"])
-        said.add(job.said)
-    assert len(said) == 1
+def whole(testbed: Testbed) -> dict[str, str]:
+    return {"TresPerNode": "gres:shard:2"} if is_old(testbed) else {"TresPerJob": "gres/gpu:1"}
+
+
+def test_an_unknown_token_is_probed_on_a_whole_gpu(shared: Testbed) -> None:
+    job = sbatch(shared, "--gpus=1", token=UNKNOWN)
+    assert show(shared, job.job_id)["AdminComment"] == f"GS1:probe;t={UNKNOWN}"
+    assert request(shared, job.job_id) == whole(shared)
+    wait_for(shared, job.job_id, ["COMPLETED"])
+
+
+def test_a_job_with_somebody_elses_token_runs_as_written_and_its_owner_is_told(shared: Testbed) -> None:
+    job = sbatch(shared, "--gpus=1", token=OTHERS)
+    assert "its token is another user's. Make one of your own" in job.said
+    assert "AdminComment" not in show(shared, job.job_id)
+    assert request(shared, job.job_id) == whole(shared)
+    wait_for(shared, job.job_id, ["COMPLETED"])
 
 
 def test_job_without_a_token_keeps_its_request(shared: Testbed) -> None:
     job = sbatch(shared, "--gpus=1", token=None)
-    whole = {"TresPerNode": "gres:shard:2"} if is_old(shared) else {"TresPerJob": "gres/gpu:1"}
-    assert request(shared, job.job_id) == whole
+    assert request(shared, job.job_id) == whole(shared)
     assert "AdminComment" not in show(shared, job.job_id)
     assert job.said == ""
     wait_for(shared, job.job_id, ["COMPLETED"])
