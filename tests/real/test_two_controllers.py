@@ -90,7 +90,7 @@ def test_the_helper_in_charge_is_where_slurmctld_acts_also_after_a_failover_and_
 
         site.testbed.kill("slurmctld")
         assert wait_until(lambda: charge(site) == HOST, 90), log.read_text()
-        if parse_release(site.testbed.release).keeps_whole_gpus_apart:  # 22.05 loses all shards at a failover
+        if parse_release(site.testbed.release).can("keeps_whole_gpus_apart"):  # 22.05 loses all shards at a failover
             place_one(site, log)
 
         site.testbed.daemons()["slurmctld"].start()
