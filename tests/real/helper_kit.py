@@ -142,6 +142,9 @@ class Site:
             process = subprocess.Popen(argv, env=env, stderr=log, stdout=log)
         try:
             assert not works or wait_until(self.alive, 60), "the helper does not come up"
+            if works:  # the hook may have the file open that this helper has replaced: it opens it anew every 2 s
+                came_s = time.monotonic()
+                assert wait_until(lambda: time.monotonic() > came_s + 3, 10)
             yield process
         finally:
             if process.poll() is None:

@@ -26,10 +26,6 @@ def holds(site: Site, node: str = "*") -> list[tuple[int, bool]]:
     return found
 
 
-pytestmark = pytest.mark.alone
-"""On a testbed that has run many other files the hook was seen to take the helper for away here; not explained yet."""
-
-
 def wanted(site: Site) -> bool:
     """Whether the nodes are told that somebody waits for a card."""
     board = site.config.spool_dir / "hold" / "helper"
@@ -50,6 +46,7 @@ def fill(site: Site, number: int = 4) -> list[str]:
     return strangers
 
 
+@pytest.mark.alone
 def test_the_helper_gets_the_cards_that_become_empty(site: Site) -> None:
     """A site's real settings: a look every five seconds, jobs that are shorter than that."""
     site.configure(TickSeconds="5", LeaseSeconds="30", EpilogHold="2")
