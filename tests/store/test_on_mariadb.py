@@ -23,15 +23,25 @@ UNIT = Path(__file__).parents[1] / "unit"
 MODULES = ("combine", "hookfile", "ingest", "killed", "memory", "privacy", "prune", "schema")
 
 
-@pytest.mark.timeout(1800)
-def test_the_unit_tests_of_the_store_pass(mariadb_url: str) -> None:
-    files = [str(UNIT / f"test_store_{name}.py") for name in MODULES]
+def _run_on(url: str, *names: str) -> str:
+    """What pytest prints of the unit tests `names`, all of which pass with the database at `url`."""
+    files = [str(UNIT / f"test_{name}.py") for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     result = subprocess.run(
-        command, env={**os.environ, "GPUSHARE_TEST_STORE": mariadb_url}, capture_output=True, text=True, check=False
+        command, env={**os.environ, "GPUSHARE_TEST_STORE": url}, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout
-    assert " 1 skipped" in result.stdout, "a server looks after its pages by itself"
+    return result.stdout
+
+
+@pytest.mark.timeout(1800)
+def test_the_unit_tests_of_the_store_pass(mariadb_url: str) -> None:
+    said = _run_on(mariadb_url, *(f"store_{name}" for name in MODULES))
+    assert " 1 skipped" in said, "a server looks after its pages by itself"
+
+
+def test_the_helpers_lease_is_a_row_that_one_of_several_takes(mariadb_url: str) -> None:
+    _run_on(mariadb_url, "lease")
 
 
 def test_a_database_that_is_not_there(mariadb: Path) -> None:

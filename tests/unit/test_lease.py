@@ -32,7 +32,9 @@ from slurm_gpushare.helper.lease import (
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.runner import ControllerDown
+from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.lease_row import LeaseRow
 
 ELSEWHERE = "ctl2 7 boot.1.5"
 """A holder on another host."""
@@ -47,11 +49,16 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> LeaseFile:
-    return LeaseFile(tmp_path)
+def place(tmp_path: Path) -> LeaseFile | LeaseRow:
+    """A file; where GPUSHARE_TEST_STORE names a database (tests/store), a row there that nobody has had."""
+    if not (url := os.environ.get("GPUSHARE_TEST_STORE")):
+        return LeaseFile(tmp_path)
+    with Database(url).write(alone=False) as connection:
+        connection.exec_driver_sql("DROP TABLE IF EXISTS helper_lease")
+    return LeaseRow(url)
 
 
-def test_the_first_helper_has_it_and_a_second_one_waits(place: LeaseFile) -> None:
+def test_the_first_helper_has_it_and_a_second_one_waits(place: LeaseFile | LeaseRow) -> None:
     first = Lease(place)
     assert first.look() is None
     first.check()
@@ -65,7 +72,7 @@ def test_the_first_helper_has_it_and_a_second_one_waits(place: LeaseFile) -> Non
 
 
 def test_a_lease_that_is_not_renewed_is_taken_after_a_while_with_a_number_that_grows(
-    place: LeaseFile, now_s: list[float]
+    place: LeaseFile | LeaseRow, now_s: list[float]
 ) -> None:
     assert place.take(0, ELSEWHERE)
     lease = Lease(place)
@@ -83,7 +90,7 @@ def test_a_lease_that_is_not_renewed_is_taken_after_a_while_with_a_number_that_g
 
 
 def test_who_stood_still_for_a_minute_changes_nothing_and_hears_who_has_it(
-    place: LeaseFile, now_s: list[float]
+    place: LeaseFile | LeaseRow, now_s: list[float]
 ) -> None:
     lease = Lease(place)
     assert lease.look() is None
@@ -96,7 +103,7 @@ def test_who_stood_still_for_a_minute_changes_nothing_and_hears_who_has_it(
     assert held.host == "ctl2"
 
 
-def test_a_number_that_has_grown_counts_even_within_the_time_of_a_renewal(place: LeaseFile) -> None:
+def test_a_number_that_has_grown_counts_even_within_the_time_of_a_renewal(place: LeaseFile | LeaseRow) -> None:
     lease = Lease(place)
     assert lease.look() is None
     assert place.take(1, ELSEWHERE)
@@ -105,7 +112,7 @@ def test_a_number_that_has_grown_counts_even_within_the_time_of_a_renewal(place:
 
 
 def test_without_a_renewal_nothing_is_changed_long_before_another_may_take_it(
-    place: LeaseFile, now_s: list[float], monkeypatch: pytest.MonkeyPatch
+    place: LeaseFile | LeaseRow, now_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = Lease(place)
     assert lease.look() is None
@@ -118,7 +125,7 @@ def test_without_a_renewal_nothing_is_changed_long_before_another_may_take_it(
     lease.check()
 
 
-def test_a_lease_that_was_given_back_is_free_at_once(place: LeaseFile) -> None:
+def test_a_lease_that_was_given_back_is_free_at_once(place: LeaseFile | LeaseRow) -> None:
     first, second = Lease(place), Lease(place)
     assert first.look() is None
     first.give_back()
@@ -128,7 +135,7 @@ def test_a_lease_that_was_given_back_is_free_at_once(place: LeaseFile) -> None:
     assert second.number == 2
 
 
-def test_a_process_of_this_machine_that_is_gone_leaves_it_at_once(place: LeaseFile) -> None:
+def test_a_process_of_this_machine_that_is_gone_leaves_it_at_once(place: LeaseFile | LeaseRow) -> None:
     say = "from slurm_gpushare.helper.lease import this_process; print(this_process())"
     child = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
     holder = child.stdout.strip()
@@ -139,7 +146,7 @@ def test_a_process_of_this_machine_that_is_gone_leaves_it_at_once(place: LeaseFi
     assert Lease(place).look() is None
 
 
-def test_of_many_who_take_it_at_once_one_gets_it(place: LeaseFile) -> None:
+def test_of_many_who_take_it_at_once_one_gets_it(place: LeaseFile | LeaseRow) -> None:
     for before in range(20):
         got: list[int] = []
 
@@ -155,7 +162,7 @@ def test_of_many_who_take_it_at_once_one_gets_it(place: LeaseFile) -> None:
         assert len(got) == 1, before
 
 
-def test_only_the_acting_controllers_host_takes_it_and_gives_it_back_when_another_acts(place: LeaseFile) -> None:
+def test_only_the_acting_controllers_host_takes_it_and_gives_it_back_when_another_acts(place: LeaseFile | LeaseRow) -> None:
     acting: list[bool | None] = [False]
     lease = Lease(place, lambda: acting[0])
     assert lease.look() is not None
