@@ -7,6 +7,7 @@ is rebuilt from Slurm and the store when a helper starts. Nothing here may be to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from slurm_gpushare.helper.act import Changer, Comments
 from slurm_gpushare.helper.durations import RecentDurations
@@ -24,6 +25,18 @@ from slurm_gpushare.protocol.history import Decision, StoredJob
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
+
+
+@dataclass(slots=True)
+class Requeue:
+    """A job that is to be put back into the queue because of what it costs the job `beside` it."""
+
+    job: Job
+    beside: Job
+    why: str
+    tries: int = 0
+    due_s: float = 0.0
+    """When it is tried the next time."""
 
 
 class State:
@@ -56,8 +69,8 @@ class State:
         self.shadow = ShadowRecord(store)
         self.told: dict[str, str] = {}
         """The reason that each waiting job was last told, by key."""
-        self.requeues: dict[int, tuple[Job, Job, str]] = {}
-        """Jobs that are to be put back into the queue, each with its neighbour and why, by SLURM_JOB_ID."""
+        self.requeues: dict[int, Requeue] = {}
+        """Jobs that are to be put back into the queue, by SLURM_JOB_ID."""
         self.preemptors = Preemptors()
         self.decisions: list[Decision] = []
         """Those that the store does not have yet."""

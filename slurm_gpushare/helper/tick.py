@@ -19,7 +19,7 @@ from slurm_gpushare.helper.changes import (
     stopped_s,
     touched,
 )
-from slurm_gpushare.helper.loop import Work, at_once
+from slurm_gpushare.helper.loop import Work, at_once, retry_s
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.helper.pairs import PairChanges, follow, pairs_now, past_spans
@@ -30,7 +30,7 @@ from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.helper.reasons import Reason
 from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
-from slurm_gpushare.helper.state import State
+from slurm_gpushare.helper.state import Requeue, State
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
@@ -43,6 +43,8 @@ from slurm_gpushare.store import Store, StoreError
 
 NOBODY_ANSWERS = (ControllerDown, SlurmMissing, StoreError)
 """Slurm or the store is away: the rest of a look would only wait for it again."""
+REQUEUE_TRIES = 20
+"""What Slurm has refused for nine minutes it will refuse for ever; both owners have been told of the slow-down."""
 
 
 @dataclass(slots=True)
@@ -242,17 +244,21 @@ class Helper:
         await self._requeue(todo.requeues, running, now_s)
 
     async def _requeue(self, new: Iterable[tuple[Job, Job, str]], running: Mapping[int, Job], now_s: float) -> None:
-        """Put jobs back into the queue; what Slurm refuses is tried again for as long as the job runs."""
+        """Put jobs back into the queue; what Slurm refuses is tried again ever later, and not without end."""
         waiting = self.state.requeues
-        waiting.update((job.raw_id, (job, other, why)) for job, other, why in new)
+        waiting.update((job.raw_id, Requeue(job, other, why)) for job, other, why in new)
         for raw_id in waiting.keys() - running.keys():
             del waiting[raw_id]
-        for raw_id, (job, other, why) in list(waiting.items()):
+        for raw_id, item in [(raw_id, item) for raw_id, item in waiting.items() if item.due_s <= now_s]:
+            item.tries += 1
+            item.due_s = now_s + retry_s(item.tries)
             with self.faults.contained("requeue", *NOBODY_ANSWERS):
-                await Work(self._slurm.requeue, job.key)
-                del waiting[raw_id]
-                log.info("requeue", job=job.key, why=why)
-                self.state.decisions.append(explain.noted(job, "requeued", now_s, other, why=why))
+                if item.tries == REQUEUE_TRIES:
+                    del waiting[raw_id]  # after the last one
+                await Work(self._slurm.requeue, item.job.key)
+                waiting.pop(raw_id, None)
+                log.info("requeue", job=item.job.key, why=item.why)
+                self.state.decisions.append(explain.noted(item.job, "requeued", now_s, item.beside, why=item.why))
 
     async def _preempt(self, view: View, rules: PreemptionRules, report: TickReport) -> None:
         """Free cards for jobs that may preempt their sharers, where Slurm by itself does not."""

@@ -162,7 +162,9 @@ def test_of_many_who_take_it_at_once_one_gets_it(place: LeaseFile | LeaseRow) ->
         assert len(got) == 1, before
 
 
-def test_only_the_acting_controllers_host_takes_it_and_gives_it_back_when_another_acts(place: LeaseFile | LeaseRow) -> None:
+def test_only_the_acting_controllers_host_takes_it_and_gives_it_back_when_another_acts(
+    place: LeaseFile | LeaseRow,
+) -> None:
     acting: list[bool | None] = [False]
     lease = Lease(place, lambda: acting[0])
     assert lease.look() is not None

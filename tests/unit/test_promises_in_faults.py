@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from test_reload import GUEST, RESIDENT, Scene, interim
 from world import NOW
 
 from slurm_gpushare.helper import tick as tick_module
+from slurm_gpushare.helper.loop import LONGEST_RETRY_S
+from slurm_gpushare.helper.state import Requeue
+from slurm_gpushare.helper.tick import REQUEUE_TRIES
 from slurm_gpushare.helper.watch import Watch
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.tag import parse_tag
@@ -95,15 +99,34 @@ def test_a_requeue_that_slurm_refuses_once_is_tried_again(scene: Scene) -> None:
                 raise UpdateRefused("scontrol: busy")
 
     scene.slurm.on_change = refuse
-    scene.helper.state.requeues[2] = GUEST, RESIDENT, "memory"
+    scene.helper.state.requeues[2] = Requeue(GUEST, RESIDENT, "memory")
     assert ("requeue", "2") not in scene.tick(RESIDENT, GUEST)
     assert ("requeue", "2") in scene.tick(RESIDENT, GUEST)
     assert ("requeue", "2") not in scene.tick(RESIDENT, GUEST)
     assert tried == ["2", "2"]
 
 
+def test_a_requeue_that_slurm_always_refuses_is_tried_ever_later_and_given_up(scene: Scene) -> None:
+    tried_s: list[float] = []
+
+    def refuse(what: str, key: str) -> None:
+        if what == "requeue":
+            tried_s.append(scene.now_s)
+            raise UpdateRefused("scontrol: no")
+
+    scene.slurm.on_change = refuse
+    scene.helper.state.requeues[2] = Requeue(GUEST, RESIDENT, "memory")
+    for _ in range(240):
+        scene.tick(RESIDENT, GUEST)
+    gaps_s = [after - before for before, after in pairwise(tried_s)]
+    assert gaps_s == sorted(gaps_s)
+    assert gaps_s[-1] >= LONGEST_RETRY_S
+    assert len(tried_s) == REQUEUE_TRIES
+    assert not scene.helper.state.requeues
+
+
 def test_a_requeue_is_forgotten_with_its_job(scene: Scene) -> None:
-    scene.helper.state.requeues[7] = GUEST, RESIDENT, "memory"
+    scene.helper.state.requeues[7] = Requeue(GUEST, RESIDENT, "memory")
     scene.tick(RESIDENT, GUEST)
     assert not scene.helper.state.requeues
 
