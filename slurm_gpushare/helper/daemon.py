@@ -365,7 +365,7 @@ class Daemon:
 
     async def _tell_nodes(self) -> None:
         """Who must stand still: an order that is not renewed lapses."""
-        await Work(self._if_in_charge, tell_nodes, self._config.spool_dir, self._helper.orders)
+        await Work(self._if_in_charge, tell_nodes, self._config, self._store, self._helper.orders)
 
     def _if_in_charge(self, do: Callable[..., None], *values: object) -> None:
         """NotInCharge, and nothing is done, if it is not for us to do."""

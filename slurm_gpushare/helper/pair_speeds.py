@@ -339,11 +339,13 @@ def _observations(pair: Pair, seen: SeenPair, weight: float, now_s: float) -> li
     """What is learned of a pair up to this weight, beyond what was learned of it before."""
     part, more = f":{seen.learned:g}" if seen.learned else "", weight - seen.learned
     seen.learned = weight
+    if any(record.outsiders for record in seen.records.values()):
+        return []  # what was lost to those tells nothing
     return [
         Observation(
             f"activity:{job.raw_id}:{other.raw_id}:{pair.since_s}{part}", pair.gpu_model,
             token_of(job) or "", token_of(other) or "", seen.rates[job.raw_id].rate, more, int(now_s),
         )
         for job, other in pair.sides
-        if job.raw_id in seen.rates and not seen.records[job.raw_id].outsiders  # what was lost to those tells nothing
+        if job.raw_id in seen.rates
     ]  # fmt: skip

@@ -12,13 +12,15 @@ from pathlib import Path
 from slurm_gpushare.helper import explain, log
 from slurm_gpushare.helper.changes import Applied, Change, Outcome, apply
 from slurm_gpushare.helper.pairs import Pair
-from slurm_gpushare.protocol.errors import SlurmError
+from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.record import Record
+from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.stop_orders import EXPIRY_S, LONGEST_PAUSE_S, StopOrder, order_file, write_order
 from slurm_gpushare.protocol.tag import Paused, with_tag
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
+from slurm_gpushare.store import Store
 
 SURE = 1.645
 """Standard deviations: 95 % sure that it is no better than this."""
@@ -42,6 +44,8 @@ class PromiseStatus:
     error: float = 0.0
     """How far that may be off (one standard deviation)."""
     measured: bool = True
+    untold: bool = False
+    """Somebody uses its card of whom nobody can say how much: what it loses is not known, so they are kept apart."""
 
     @property
     def promised_s(self) -> float:
@@ -68,12 +72,14 @@ class PromiseStatus:
 
     def breaks_within(self, ahead_s: float) -> bool:
         """Whether its promise is about to be broken if both go on for `ahead_s`."""
+        if self.untold:
+            return True
         near = self.budget_s <= self.loss * ahead_s and self.loss > SURE * self.error
         return self.measured and near and self._surely_lost_s >= NEARLY_SURE * self.promised_s - self.loss * ahead_s
 
     def affords(self, ahead_s: float) -> bool:
         """Whether both could go on for `ahead_s` within its promise."""
-        return self.budget_s >= self.loss * ahead_s
+        return not self.untold and self.budget_s >= self.loss * ahead_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,12 +345,23 @@ def release_paused(slurm: Slurm, jobs: Iterable[Job], spool_dir: Path | None, dr
     pauses = Pauses()
     pauses.start({node for job in marked for node in job.nodes})
     if spool_dir is not None:
-        tell_nodes(spool_dir, pauses.orders(now_s))
+        write_orders(spool_dir, pauses.orders(now_s))
     return [apply(slurm, pauses.mark_ended(job, "released", now_s).change) for job in marked]
 
 
-def tell_nodes(spool_dir: Path, orders: Mapping[str, StopOrder]) -> None:
-    """Write nodes' orders. What cannot be written lapses by itself."""
+def tell_nodes(config: Config, store: Store, orders: Mapping[str, StopOrder]) -> None:
+    """Write nodes' orders to where they look for them. What cannot be written lapses by itself."""
+    if config.records_to == "spool":
+        write_orders(config.spool_dir, orders)
+    elif orders:
+        try:
+            store.stop_orders.put({node: str(order) for node, order in orders.items()})
+        except GpushareError as why:
+            log.warning("pause", error=why.what)
+
+
+def write_orders(spool_dir: Path, orders: Mapping[str, StopOrder]) -> None:
+    """The orders as files of the spool."""
     for node, order in orders.items():
         try:
             write_order(order_file(spool_dir, node), order)

@@ -102,7 +102,7 @@ class Helper:
 
     def let_all_go(self) -> None:
         """Tell the nodes that nobody is to stand still: the helper stops."""
-        tell_nodes(self.config.spool_dir, self.state.watch.pauses.let_all_go(self._clock()))
+        tell_nodes(self.config, self._store, self.state.watch.pauses.let_all_go(self._clock()))
 
     def shares(self, node: Node) -> bool:
         """Whether jobs may share on the node."""
@@ -111,7 +111,7 @@ class Helper:
     def tick(self, jobs: list[Job] | None = None, asked_s: float | None = None) -> TickReport:
         """`look` from end to end, with nothing beside it, and the nodes are told."""
         report = at_once(self.look(jobs, asked_s))
-        tell_nodes(self.config.spool_dir, self.orders)
+        tell_nodes(self.config, self._store, self.orders)
         return report
 
     async def look(self, jobs: list[Job] | None = None, asked_s: float | None = None) -> TickReport:

@@ -44,6 +44,7 @@ LIMIT_SLACK = 0.05
 """Of its limit, where that cannot be lengthened: so much must be left after a pessimistic end."""
 PAUSED = "paused"
 """The feature of a strike for going on in a pause."""
+UNTOLD = "somebody uses the card, and nobody can say who or how much of it"
 
 
 @dataclass(slots=True)
@@ -126,6 +127,7 @@ class Watch:
 
         def status(job: Job, rate: float) -> PromiseStatus:
             cost, measured = costs.get(job.raw_id, SharingCost()), seen.rates.get(job.raw_id)
+            record = seen.records.get(job.raw_id)
             own_pct = job.tag.max_isd_pct if job.tag else None
             return PromiseStatus(
                 promise_pct=look.config.promises.of(guest=cost.joined, own_pct=own_pct),
@@ -135,6 +137,7 @@ class Watch:
                 loss=1.0 - min(1.0, rate),
                 error=measured.error if measured else 0.0,
                 measured=measured is not None,
+                untold=record is not None and record.untold_s >= UNTOLD_MOST_S,
             )
 
         true = [
@@ -174,14 +177,21 @@ class Watch:
         """Do what a pair needs now."""
         guest, now_s = status.pair.guest, look.now_s
         paused = guest.raw_id in self.pauses
-        can = look.config.on_slowdown == "pause" and look.config.records_to == "spool"
-        can = can and self.pauses.can_be_told(guest, now_s)
+        if (status.resident.untold or status.guest.untold) and not paused and not status.pair.stands_still:
+            self._separate(status.pair, (status.pair.resident, guest), UNTOLD, look, todo)
+            if _may_requeue(guest, look.config):
+                return
+        can = look.config.on_slowdown == "pause" and self.pauses.can_be_told(guest, now_s)
         if paused or (can and not status.pair.stands_still and guest.state == "RUNNING"):
             step = self._step(status, look)
             if step is PauseStep.PAUSE:
                 why = (
-                    f"job {status.pair.resident.key} has lost {status.resident.slowed_pct:.0f} % of its run to it, "
-                    f"promised were {status.resident.promise_pct:.0f} %"
+                    UNTOLD
+                    if status.resident.untold
+                    else (
+                        f"job {status.pair.resident.key} has lost {status.resident.slowed_pct:.0f} % of its run to it, "
+                        f"promised were {status.resident.promise_pct:.0f} %"
+                    )
                 )
                 todo.marks.append(mark_paused(guest, why, now_s, status.pair.resident))
                 return
@@ -189,10 +199,6 @@ class Watch:
                 self.pauses.end(guest.raw_id, step.value, now_s)
                 return
         if paused or status.pair.stands_still:
-            return
-        if any(record.untold_s >= UNTOLD_MOST_S for record in self._measured.of(status.pair).records.values()):
-            why = "a process of no job is on the card, and nobody can say what part of it it uses"
-            self._separate(status.pair, (status.pair.resident, guest), why, look, todo)
             return
         for job, other, promise in status.sides:
             if promise.broken:

@@ -6,11 +6,14 @@ cannot: NFS with root_squash gives root's files to nobody. What cannot be left n
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import hand_over, replace_text, replacing
@@ -26,6 +29,7 @@ REJECTED = "rejected"
 SUFFIX = ".rec"
 # Anyone may add a file, only its owner and ours may remove one, and nobody else can list them.
 INCOMING_MODE = 0o1733
+_RELAY_RETRY_S = 10.0
 
 
 def hold_dir(spool_dir: Path) -> Path:
@@ -100,6 +104,44 @@ def _let_reader_read(path: Path) -> None:
         if os.geteuid() == 0:
             return
     path.chmod(0o644)
+
+
+class OrderRelay:
+    """A child that brings the node's stop orders from the database to a file, for all samplers of the node at once.
+
+    It ends with the sampler that has started it, and another one's takes its place.
+    """
+
+    def __init__(self, node: str, path: Path) -> None:
+        self._argv = [sys.executable, "-m", "slurm_gpushare.store.spool", node, str(path)]
+        self._lock_path = path.with_name(f"{path.name}.lock")
+        self._lock: IO[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._next_s = 0.0
+
+    def keep(self, wanted: bool) -> None:
+        """Have one of the node's samplers run it while it is `wanted`. One that fails is started anew after a while."""
+        if not wanted:
+            self.close()
+        elif time.monotonic() >= self._next_s and (self._child is None or self._child.poll() is not None):
+            self.close()
+            self._next_s = time.monotonic() + _RELAY_RETRY_S
+            try:
+                self._lock = self._lock_path.open("w")
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return  # another sampler's brings them, or none can
+            self._child = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+    def close(self) -> None:
+        """End it, and let another sampler's take its place."""
+        if self._child is not None and self._child.stdin is not None:
+            self._child.stdin.close()
+            self._child.kill()
+            self._child.wait()
+        if self._lock is not None:
+            self._lock.close()
+        self._child = self._lock = None
 
 
 class Undelivered:

@@ -40,6 +40,10 @@ AT_WORK_PCT = 5.0
 _SETTLE_S = 1.0
 LEAST_OUTSIDE_PCT = 2.0
 """What processes of no job use below this changes nothing."""
+LEAST_UNSEEN_PCT = 20.0
+"""Who uses so much of a card and is not seen there, hides: bursts and the card's own averages explain less."""
+_UNSEEN_OVER_S = 60.0
+"""Over which the mean of it is taken: the card's last second may be busier than the time since the last look."""
 _SELDOM = 100.0
 """What costs time for each of a job's processes rests so many times as long: 1 % of a core, however many there are."""
 _GROWTH_PART = 0.02
@@ -78,6 +82,8 @@ class Share:
         """What processes of no job used: who it was that lost it to them is told by nobody's fault."""
         self.untold = False
         """Whether there are some, and the card does not say what they used."""
+        self.unseen_pct: float | None = None
+        """How much busier the card was than all processes on it; None where the card does not say."""
         self.own: dict[int, ProcessLoad] = {}
         self.others: dict[int, ProcessLoad] = {}
         """Our neighbours' processes, as far as is known."""
@@ -95,6 +101,9 @@ class Share:
         self.untold = None in used
         used_pct = sum(part or 0.0 for part in used)
         self.outside_pct = used_pct if used_pct >= LEAST_OUTSIDE_PCT else 0.0
+        known_pct = _total([load.sm_pct for load in processes.values()])
+        if known_pct is not None and sample.util_pct is not None:
+            self.unseen_pct = sample.util_pct - known_pct
 
     @property
     def own_mem_mib(self) -> float | None:
@@ -182,6 +191,7 @@ class RunSoFar:
         self._beside_samples, self._beside_s = 0, 0.0
         self._told_samples = 0
         self._untold_s = 0.0
+        self._unseen_pct = self._usually_unseen_pct = 0.0
 
     @property
     def begins_to_share(self) -> bool:
@@ -219,19 +229,20 @@ class RunSoFar:
         """
         if set(neighbours) != self.beside:
             self.beside, self._beside_samples, self._told_samples, self._beside_s = set(neighbours), 0, 0, 0.0
+            self._unseen_pct = 0.0
         self._beside_s += elapsed_s
         others = neighbours if self.identity.scope is Scope.JOB else None  # a user cannot see who was given the card
         shares = [Share(sample, owns, others) for sample in samples]
-        self._untold_s = self._untold_s + elapsed_s if any(share.untold for share in shares) else 0.0
         self.own_sm_pct = max((load.sm_pct or 0.0 for share in shares for load in share.own.values()), default=0.0)
         totals = [sample.mem_total_mib for sample in samples if sample.mem_total_mib]
         self._mem_total_mib = min(totals, default=self._mem_total_mib)
         if any(share.undecided for share in shares) or not any(share.present for share in shares):
             return
-        if stopped or is_at_rest(shares):
+        at_rest, is_shared = is_at_rest(shares), any(share.shared for share in shares)
+        hidden = not stopped and self._is_hidden(shares, elapsed_s, is_seen=is_shared and not at_rest)
+        if stopped or at_rest or (hidden and not is_shared):
             self._peak([share.own_mem_mib for share in shares])
             return
-        is_shared = any(share.shared for share in shares)
         changed = self._was_shared is not None and self._was_shared is not is_shared
         self._was_shared = is_shared
         self._since_change_s = 0.0 if changed else self._since_change_s + elapsed_s
@@ -249,6 +260,25 @@ class RunSoFar:
             self._profile.add(values, elapsed_s)
             self._profile.add(joined([sample.other for sample in samples]))
         self._count_time(elapsed_s, is_shared, neighbours)
+
+    def _is_hidden(self, shares: Sequence[Share], elapsed_s: float, *, is_seen: bool) -> bool:
+        """Whether somebody is at work on the card, by the mean of the last minute, whom nobody saw there.
+
+        Somebody who stands still, or has left the card, whenever it is looked at. `is_seen`: a neighbour was seen at
+        work. What a card is always busier than its processes, it was before there was a neighbour, too.
+        """
+        known = [share.unseen_pct for share in shares if share.unseen_pct is not None]
+        unseen_pct = 0.0 if is_seen or not known else sum(known) / len(known)
+        weight = min(1.0, elapsed_s / _UNSEEN_OVER_S)
+        if not self.beside:
+            self._usually_unseen_pct += weight * (unseen_pct - self._usually_unseen_pct)
+        elif known or is_seen:
+            unseen_pct -= 0.0 if is_seen else self._usually_unseen_pct
+            self._unseen_pct += weight * (unseen_pct - self._unseen_pct)
+        hides = self._unseen_pct > LEAST_UNSEEN_PCT
+        untold = hides or any(share.untold for share in shares)
+        self._untold_s = self._untold_s + elapsed_s if untold else 0.0
+        return bool(self.beside) and not is_seen and (hides or unseen_pct > LEAST_UNSEEN_PCT)
 
     def _peak(self, mem_mib: Iterable[float | None]) -> None:
         self._peak_mem_mib = max((part for part in (*mem_mib, self._peak_mem_mib) if part is not None), default=None)

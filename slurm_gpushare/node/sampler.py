@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from slurm_gpushare.node.delivery import SpoolError, Undelivered, send_record
+from slurm_gpushare.node.delivery import OrderRelay, SpoolError, Undelivered, send_record
 from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement, Neighbours
 from slurm_gpushare.node.mps import in_fault
 from slurm_gpushare.node.nvml import Bounded, CardSearch, Stuck
@@ -72,6 +72,11 @@ class Sampler:
         self._members = Members(lister)
         self._stop = JobStop(lister)
         self._order = BelievedOrder()
+        self._order_file = order_file(config.spool_dir, node)
+        self._relay: OrderRelay | None = None
+        if config.records_to == "store":
+            self._order_file = self._state.root / "stops"
+            self._relay = OrderRelay(node, self._order_file)
         self._orders, self._deliveries, self._asking = Bounded(), Bounded(), Bounded()
         self._told_fault = False
         self._undelivered = Undelivered()
@@ -98,6 +103,8 @@ class Sampler:
                 self._sample()
             finally:
                 self._stop.close()
+                if self._relay is not None:
+                    self._relay.close()
             self._finish(self._ended_s())
 
     def _measure(self, gpus: Sequence[int]) -> Measurement:
@@ -176,7 +183,10 @@ class Sampler:
         """Take a look, and stand still or go on as the helper has ordered. Whether the job has stopped or gone on."""
         before = self._stop.holds, self._stop.woken
         stopped: frozenset[int] = frozenset()
-        if self._config.records_to == "spool" and (self._stop.holds or self._measurement.has_neighbours):
+        listens = self._stop.holds or self._measurement.has_neighbours
+        if self._relay is not None:
+            self._relay.keep(listens)
+        if listens:
             stopped = self._order.jobs(self._read_order())
         self._measurement.step(stopped | self._stopped_before)
         self._stop.look(self._job_id in stopped, self._order.renewals, self._measurement.worked)
@@ -187,7 +197,7 @@ class Sampler:
         return before != after
 
     def _read_order(self) -> StopOrder | None:
-        path, user = order_file(self._config.spool_dir, self._node), self._config.slurm_user
+        path, user = self._order_file, self._config.slurm_user
         try:
             return self._orders.call(lambda: read_order(path, user), _ORDER_LIMIT_S)
         except Stuck:
@@ -298,6 +308,7 @@ def main(arguments: Sequence[str]) -> None:
 #     nodes/NODE/mps/JOB       it is a client of MPS, with this pipe directory
 #     nodes/NODE/holds         the epilogs' holds of the last minute: begin, end (ms), helper's beat, answered or not,
 # job
+#     nodes/NODE/stops         who is to stand still, where the database says so (RecordsTo=store)
 #     nodes/NODE/search.N      held by one of the samplers that look for their jobs' GPUs
 #     nodes/NODE/sampler.log   what the samplers had to say
 #

@@ -29,7 +29,7 @@ class PolicySettings:
     @classmethod
     def from_config(cls, config: Config) -> PolicySettings:
         same = {f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)}
-        return cls(**same, stops=config.on_slowdown == "pause" and config.records_to == "spool")
+        return cls(**same, stops=config.on_slowdown == "pause")
 
     @property
     def for_plan(self) -> PolicySettings:

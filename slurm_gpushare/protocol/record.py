@@ -369,7 +369,8 @@ class Record:
     woken: int = field(default=0, metadata={"check": partial(whole, limit=2**31)})
     """How often the sampler found it at work meanwhile: somebody else had let it go on, or it is ending."""
     untold_s: float = field(default=0.0, metadata={"check": number})
-    """For so long, up to the end, a process of no job was on the card, and nobody could say what part of it it used."""
+    """For so long, up to the end, somebody used the card of whom nobody could say how much: a process of no job, or one
+    that is not there when the card is looked at."""
     cpu_curve: tuple[CpuSpeed, ...] = field(default=(), metadata={"check": _cpu_curve})
     """Only in a user's own record: what ``gpushare profile --cpus`` has measured."""
 

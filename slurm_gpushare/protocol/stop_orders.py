@@ -1,7 +1,8 @@
 """Which jobs of a node are to stand still: the helper's order to the node's samplers.
 
 ``SpoolDir/hold/stops/NODE`` has one line, ``NUMBER JOB,JOB`` or ``NUMBER -``, with Slurm's raw job ids. Only SlurmUser
-can write it. Nodes that share no file system with the controller (RecordsTo=store) are told nothing.
+can write it. Where nodes share no file system with the controller (RecordsTo=store) the line is in the database, and a
+child of a sampler's brings it to ``StateDir/nodes/NODE/stops``.
 
 The number grows each time the helper has seen in the queue that these jobs run. An order holds for `EXPIRY_S` after a
 node saw its number grow, by the node's own stopwatch: clocks need not agree. A helper that is gone, a file system that

@@ -116,14 +116,9 @@ def gres_types(facts: SiteSetup, _: Config) -> Iterator[Finding]:
 
 @check("pausing")
 def pausing(_: SiteSetup, config: Config) -> Iterator[Finding]:
-    """Whether promises can be kept by pausing: the nodes are told in the spool."""
+    """Whether promises are kept by pausing, and how much of it there may be."""
     if config.on_slowdown != "pause":
         yield passed(f"not wanted: OnSlowdown={config.on_slowdown}")
-    elif config.records_to != "spool":
-        yield warned(
-            "RecordsTo=store: nodes cannot be told to pause a job, so promises are only watched",
-            "Share SpoolDir between controller and nodes and set RecordsTo=spool, or set OnSlowdown=report.",
-        )
     else:
         yield passed(f"at most 5 minutes at a time, {config.pause_most_pct:g} % in all")
 

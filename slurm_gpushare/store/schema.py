@@ -64,6 +64,7 @@ RUNNING, WAITING, DROPPED = "running", "waiting", "dropped"
 """States of a run: its sampler still writes; its token is asked for; its job took no part (only its id is kept)."""
 run_detail = _table("run_detail", "id", id=Integer, features=Text, body=Text)
 inbox = _table("inbox", "id", id=Integer, received_s=BigInteger, credential=Text)
+stop_order = _table("stop_order", "node", node=_NODE, line=Text)
 knowledge = _table("knowledge", "name", name=String(190), updated_s=BigInteger, body=Text)
 observation = _table(
     "observation", "id",

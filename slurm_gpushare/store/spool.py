@@ -15,25 +15,28 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from pathlib import Path
+from select import select as select_ready
 
 from sqlalchemy import select
 
 from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX
 from slurm_gpushare.protocol.errors import GpushareError
-from slurm_gpushare.protocol.files import make_open_dir
+from slurm_gpushare.protocol.files import make_open_dir, overwrite_line
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.store import schema
-from slurm_gpushare.store.database import Database, Subject
+from slurm_gpushare.store.database import Database, Subject, insert_many
 
 ENTRIES_A_LOOK = 20_000
 """The next look goes on where this one ended."""
 FILES_A_USER = 1000
 BYTES_A_USER = 16 * 1024 * 1024
 """What one user may have waiting; more is removed unread."""
+ORDERS_EVERY_S = 3.0
+"""How often a node without a spool asks the database who is to stand still."""
 STRAY_S = 3600.0
 """A file that is no record, such as a draft of a writer that died, is removed after this time."""
 KEPT_REJECTED = 1000
@@ -249,23 +252,55 @@ class Inbox(Subject):
             return [Arrival(row.credential.encode("ascii", errors="replace"), inbox_id=row.id) for row in rows]
 
 
-def main() -> int:
-    """``python -m slurm_gpushare.store.spool``: put the sealed record on stdin into the store's inbox.
+class StopOrders(Subject):
+    """``store.stop_orders``: who is to stand still, for nodes that share no file system with the controller.
+
+    A node's database user needs SELECT on this table. What is not renewed lapses there, as with the file.
+    """
+
+    def put(self, lines: Mapping[str, str]) -> None:
+        """Tell these nodes, in place of what they were told before."""
+        with self._db.write(alone=False) as connection:
+            rows = [{"node": node, "line": line} for node, line in lines.items()]
+            insert_many(connection, schema.stop_order, rows, replace=True)
+
+    def of(self, node: str) -> str | None:
+        o = schema.stop_order.c
+        with self._db.read() as connection:
+            return connection.scalar(select(o.line).where(o.node == node))
+
+
+def bring_orders(orders: StopOrders, node: str, path: Path) -> None:
+    """Keep a file on the node, root's alone, as the database has the node's order, until stdin is closed."""
+    os.umask(0o077)
+    while not select_ready([sys.stdin], [], [], ORDERS_EVERY_S)[0]:
+        line = orders.of(node)
+        if line is None:
+            path.unlink(missing_ok=True)
+        else:
+            overwrite_line(path, line)
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Put the sealed record on stdin into the store's inbox; with ``NODE FILE``, bring the node's stop orders there.
 
     Samplers run it where nodes share no file system with the controller (RecordsTo=store): a process of its own, so
     that the database's drivers are not in every sampler's memory. Exit code 0 once the record is in the database.
     """
     try:
-        database = Database(settings_in_force().store_url, must_exist=True)
+        database = Database(settings_in_force().store_url, read_only=bool(arguments), must_exist=True)
         try:
-            Inbox(database).deliver(sys.stdin.buffer.read())
+            if arguments:
+                bring_orders(StopOrders(database), arguments[0], Path(arguments[1]))
+            else:
+                Inbox(database).deliver(sys.stdin.buffer.read())
         finally:
             database.close()
-    except GpushareError as error:
+    except (GpushareError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

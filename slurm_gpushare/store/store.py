@@ -18,7 +18,7 @@ from slurm_gpushare.store.database import Database, Subject, insert_many
 from slurm_gpushare.store.known_jobs import Jobs
 from slurm_gpushare.store.schema import known_migrations, migrate, require_current
 from slurm_gpushare.store.sharing import Conduct, Observations, SharingSpans
-from slurm_gpushare.store.spool import Inbox
+from slurm_gpushare.store.spool import Inbox, StopOrders
 from slurm_gpushare.store.statements import Counters
 from slurm_gpushare.store.stored_jobs import Decisions, InterimRecords, Runs
 from slurm_gpushare.store.workloads import Assignment, Profiles, Workloads, assign
@@ -47,6 +47,7 @@ class Store:
         self.conduct = Conduct(self.database)
         self.counters = Counters(self.database)
         self.inbox = Inbox(self.database)
+        self.stop_orders = StopOrders(self.database)
 
     @classmethod
     def create(cls, url: str) -> Store:

@@ -24,6 +24,59 @@ GAMES = pwd.getpwnam(USER).pw_uid
 STRICT = {"resident_budget_pct": 1.0, "pause_most_pct": 100.0}
 """Any slow-down breaks this promise."""
 
+# Hides from every look of the node's samplers: how often root's processes have slept is for all to read. "stop" stops
+# the work for a look, "leave" has it off the card.
+LURKS = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from gpushare_lab.emulator.card import Demand, EmulatedCard, Sample, now_us
+from gpushare_lab.job.workload import visible_card
+
+class Looks:
+    def __init__(self):
+        self.found_s, self.samplers = 0.0, []
+    def count(self):
+        if time.monotonic() > self.found_s + 2:
+            self.found_s = time.monotonic()
+            self.samplers = [p.parent for p in Path("/proc").glob("[0-9]*/cmdline") if self.is_sampler(p)]
+        return [self.slept(process) for process in self.samplers]
+    def is_sampler(self, path):
+        try:
+            words = path.read_bytes().split(b"\\0")
+        except OSError:
+            return False
+        return b"slurm_gpushare.node.sampler" in words and os.environ["SLURMD_NODENAME"].encode() in words
+    def slept(self, process):
+        try:
+            return (process / "status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0]
+        except (OSError, IndexError):
+            return None
+    def until_next(self, work=lambda: None):
+        before = self.count()
+        while self.count() == before:
+            work()
+            time.sleep(0.001)
+
+looks = Looks()
+if sys.argv[1] == "stop":
+    work = subprocess.Popen(sys.argv[2:])
+    while True:
+        looks.until_next()
+        work.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        work.send_signal(signal.SIGCONT)
+with EmulatedCard(visible_card(os.environ)) as card:
+    while True:
+        seat, last = card.join(Demand(95.0, 80.0, 512)), [0]
+        def work():
+            if now_us() > last[0] + 100_000:
+                last[0] = now_us()
+                seat.publish(Sample(last[0], 50.0, 40.0, 0.0, 0.0, 0.5))
+        looks.until_next(work)
+        seat.leave(now_us())
+        time.sleep(0.1)
+"""
+
 # All processes of one of the user's jobs, on this testbed alone: other testbeds may run jobs of the same user.
 WAKE = """
 while sleep 1; do
@@ -94,6 +147,22 @@ def test_who_stops_itself_again_and_again_is_measured(testbed: Testbed, verdict:
             "its neighbour's loss is measured, and it is paused",
             f"its neighbour's loss is {'measured' if stat and stat.n >= ENOUGH else 'not measured'}, and it is "
             f"{'paused' if paused else 'left alone'}")  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["stop", "leave"])
+def test_who_hides_from_every_look_shares_with_nobody(testbed: Testbed, verdict: Verdict, how: str) -> None:
+    site = hungry_site(testbed, GAMES)
+    script = testbed.layout.home / "lurks.py"
+    script.write_text(LURKS)
+    hungry = HUNGRY.partition("; ")[2]
+    daemon, resident, guest = share(site, Sharers(guest=f"python {script} {how} {hungry}", guest_user=USER), **STRICT)
+    parted = after_ticks(site, daemon, lambda: "paused" in kinds(site, guest), 400)
+    record = site.store.live.of_jobs({int(resident)})[int(resident)]
+    alone = record.alone.stats[ACTIVITY].mean
+    verdict(f"watching the samplers wake up, and to {how} before each of their looks",
+            "its neighbour loses it, which was not slowed alone",
+            f"its neighbour {'loses it' if parted else 'keeps it'}, which was "
+            f"{'not slowed' if alone > 80 else f'at {alone:.0f} %'} alone")  # fmt: skip
 
 
 def test_who_idles_beside_its_guest_gets_nobody_paused(testbed: Testbed, verdict: Verdict) -> None:

@@ -13,6 +13,7 @@ import pytest
 from emulated import NODE, EmulatedNode
 from gpushare_lab.emulator import ComputeMode, build_library, clear_faults, create_node, set_compute_mode, set_fault
 from gpushare_lab.emulator.card import CardBusy, Demand, OutOfMemory, Sample, Seat, now_us
+from gpushare_lab.testbed.processes import wait_until
 
 from slurm_gpushare.protocol.errors import GpushareError
 
@@ -169,7 +170,7 @@ def test_a_suspended_job_keeps_its_memory_and_does_nothing(emulated_node: Emulat
     holder.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
     used = "n.nvmlDeviceGetMemoryInfo(card, n.nvmlMemory_v2).used >> 20, n.nvmlDeviceGetUtilizationRates(card).gpu"
-    assert emulated_node.nvml(used) == "3000 0"
+    assert wait_until(lambda: emulated_node.nvml(used) == "3000 0", 20), "the last samples of who was stopped count"
     holder.kill()
     holder.communicate()
 

@@ -85,9 +85,9 @@ def kinds(site: Site, job: str) -> set[str]:
     return {decision.kind for decision in site.store.decisions.of_jobs({int(job): EVER})}
 
 
-def after_ticks(site: Site, daemon: Daemon, condition: Callable[[], bool]) -> bool:
+def after_ticks(site: Site, daemon: Daemon, condition: Callable[[], bool], timeout_s: float = 180) -> bool:
     def once() -> bool:
         tick(site, daemon)
         return condition()
 
-    return wait_until(once, 180)
+    return wait_until(once, timeout_s)

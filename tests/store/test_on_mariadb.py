@@ -17,7 +17,7 @@ from slurm_gpushare.store import Store, StoreError
 from slurm_gpushare.store.database import Database
 from slurm_gpushare.store.maintenance import backup
 from slurm_gpushare.store.schema import Migration, known_migrations, migrate, store_version
-from slurm_gpushare.store.spool import Inbox
+from slurm_gpushare.store.spool import Inbox, StopOrders
 
 UNIT = Path(__file__).parents[1] / "unit"
 MODULES = ("combine", "hookfile", "ingest", "killed", "memory", "privacy", "prune", "schema")
@@ -76,16 +76,22 @@ def test_a_migration_cut_short_is_run_again(mariadb_url: str) -> None:
     assert migrate(database) == list(known_migrations())
 
 
-def test_a_node_needs_no_right_but_to_insert_into_the_inbox(mariadb_url: str, mariadb: Path) -> None:
+def test_a_node_needs_no_rights_but_to_leave_records_and_to_read_who_is_to_stand_still(
+    mariadb_url: str, mariadb: Path
+) -> None:
     store = Store.create(mariadb_url)
     name = mariadb_url.partition("localhost/")[2].partition("?")[0]
     root = create_engine(mariadb_url)
     with root.begin() as connection:
         connection.exec_driver_sql("CREATE OR REPLACE USER node@localhost IDENTIFIED BY 'x'")
         connection.exec_driver_sql(f"GRANT INSERT ON {name}.inbox TO node@localhost")
+        connection.exec_driver_sql(f"GRANT SELECT ON {name}.stop_order TO node@localhost")
     node = Database(f"mysql+pymysql://node:x@localhost/{name}?unix_socket={mariadb}")
     Inbox(node).deliver(b"MUNGE:sealed:")
     assert [arrival.credential for arrival in store.inbox.take(5)] == [b"MUNGE:sealed:"]
+    for number in (1, 2):
+        store.stop_orders.put({"n7": f"{number} 5", "n8": f"{number} -"})
+        assert StopOrders(node).of("n7") == f"{number} 5"
     with pytest.raises(StoreError), node.read() as connection:
         connection.exec_driver_sql("SELECT * FROM workload")
 

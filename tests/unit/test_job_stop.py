@@ -13,7 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slurm_gpushare.helper.promises import tell_nodes
+from slurm_gpushare.node.delivery import OrderRelay
 from slurm_gpushare.node.processes import JobStop, stands_still
+from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.protocol.stop_orders import (
     EXPIRY_S,
     BelievedOrder,
@@ -23,6 +26,7 @@ from slurm_gpushare.protocol.stop_orders import (
     read_order,
     write_order,
 )
+from slurm_gpushare.store import Store
 
 # A parent, a child, and a worker in a session of its own, as torchrun makes them.
 TREE = """
@@ -240,3 +244,27 @@ def test_an_order_that_others_could_have_written_is_none(tmp_path: Path) -> None
     os.chown(path, 12345, -1)
     assert read_order(path, "nobody-of-that-name") is None
     assert read_order(path, str(os.geteuid())) is None
+
+
+def test_an_order_comes_through_the_database(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / "gpushare.conf"
+    settings.write_text(f"Partitions=gpu\nStoreUrl={store_url}\nRecordsTo=store\n")
+    monkeypatch.setenv("GPUSHARE_CONF", str(settings))
+    path, user = tmp_path / "stops", str(os.geteuid())
+    relays = [OrderRelay("n7", path), OrderRelay("n7", path)]
+    with Store.create(store_url) as store:
+        tell_nodes(load_config(settings), store, {"n7": StopOrder(3, frozenset({5})), "n8": StopOrder(3)})
+        for relay in relays:
+            relay.keep(True)
+        assert relays[1]._child is None, "one is enough for a node"
+        assert within(lambda: read_order(path, user) == StopOrder(3, frozenset({5})))
+        assert path.stat().st_mode & 0o077 == 0
+        relays[0].close()
+        relays[1]._next_s = 0.0
+        relays[1].keep(True)
+        tell_nodes(load_config(settings), store, {"n7": StopOrder(4)})
+        assert within(lambda: read_order(path, user) == StopOrder(4)), "the other sampler's has taken its place"
+        child = relays[1]._child
+        relays[1].keep(False)
+        assert child is not None
+        assert child.poll() is not None

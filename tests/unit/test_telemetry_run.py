@@ -8,7 +8,7 @@ import pytest
 
 from slurm_gpushare.node.measure import Identity, RunSoFar
 from slurm_gpushare.node.nvml import CardSample, ProcessLoad
-from slurm_gpushare.protocol.record import ENOUGH, Closed, RecordKind, encode_record, parse_record
+from slurm_gpushare.protocol.record import ENOUGH, UNTOLD_MOST_S, Closed, RecordKind, encode_record, parse_record
 
 OWN, OTHER, UNKNOWN, OUTSIDE = 100, 200, 300, 500
 OWNS = {OWN: True, OTHER: False, UNKNOWN: None, OUTSIDE: False}.get
@@ -151,6 +151,35 @@ def test_how_long_nobody_could_say_who_uses_the_card_is_told() -> None:
     assert parse_record(encode_record(record)) == record
     run.add_cards([ALONE], OWNS, {}, 1.0)
     assert run.record(RecordKind.INTERIM, 1010.0).untold_s == 0
+
+
+def test_somebody_at_work_whom_nobody_sees_is_noticed_and_spoils_no_figure_of_the_job_alone() -> None:
+    """A neighbour that leaves the card whenever it is looked at: of 98 % busy nobody seen there has used 45."""
+    hidden = card(98, 50, own=(4096, 45, 20))
+    run = run_of(*[ALONE] * 30)
+    for _ in range(100):
+        run.add_cards([hidden], OWNS, {7: None}, 1.0)
+    record = run.record(RecordKind.INTERIM, 1200.0)
+    assert record.untold_s > UNTOLD_MOST_S
+    assert (record.alone_s, record.alone.stats["proc_sm_pct"].mean) == (30, 60)
+    run.add_cards([ALONE], OWNS, {7: None}, 1.0, stopped=True)
+    assert run.record(RecordKind.INTERIM, 1201.0).untold_s == record.untold_s, "a pause says nothing new"
+
+
+@pytest.mark.parametrize(
+    ("before", "beside"),
+    [
+        ([card(60, 30, own=(4096, 30, 15))] * 200, [card(60, 30, own=(4096, 30, 15))] * 100),  # the card counts so
+        ([], [card(100, 30, own=(4096, 50, 15)), card(0, 0, own=(4096, 50, 15))] * 100),  # bursts
+        ([], [SHARED] * 100),
+        ([], [card(90, 30, own=(4096, 40, 15), other=(8192, 20, 5))] * 100),  # seen, and so measured
+    ],
+)
+def test_who_is_seen_or_not_at_work_hides_nothing(before: list[CardSample], beside: list[CardSample]) -> None:
+    run = run_of(*before)
+    for sample in beside:
+        run.add_cards([sample], OWNS, {7: None}, 1.0)
+    assert run.record(RecordKind.INTERIM, 1400.0).untold_s == 0
 
 
 def test_activity_alone_and_shared_is_kept_apart() -> None:

@@ -176,12 +176,33 @@ def test_who_came_last_is_paused_when_the_resident_is_about_to_lose_more_than_pr
     assert order.jobs == {2}
 
 
-@pytest.mark.parametrize("settings", ["RecordsTo=store", "OnSlowdown=report"])
-def test_where_nodes_cannot_be_told_promises_are_only_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str
+def test_where_nobody_is_to_be_paused_promises_are_only_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Scene(tmp_path, monkeypatch, settings, since_s=4000)
+    scene = Scene(tmp_path, monkeypatch, "OnSlowdown=report", since_s=4000)
     assert scene.look(record(1, 80.0, 40.0), record(2, 80.0, 80.0)) == ["slowed", "slowed"]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "guest_tag", "done"),
+    [
+        ((60.0, 0.0), "", ["slowed", "slowed", "paused"]),
+        ((60.0, 0.0), ";r=1", ["slowed", "slowed", "requeued"]),
+        ((0.0, 60.0), "", ["slowed", "slowed"]),  # the resident hides: its guest is not paused for that
+    ],
+)
+def test_a_pair_of_which_one_is_not_seen_is_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: tuple[float, float], guest_tag: str, done: list[str]
+) -> None:
+    scene = Scene(tmp_path, monkeypatch, guest_tag=guest_tag)
+    records = (replace(record(job, 80.0, 79.0), untold_s=hidden[job - 1]) for job in (1, 2))
+    assert scene.look(*records) == done
+    assert not scene.store.sharing.banned(0.0), "nobody knows whose fault it is"
+    assert list(scene.store.observations.after(0)) == []
+    if "paused" in done:
+        scene.watch.pauses.begin(scene.todo.marks[0].job, NOW)
+        assert scene.again() == []
+        assert scene.watch.pauses.jobs == {2}, "it stands still for as long as a pause may last"
 
 
 @pytest.mark.parametrize(("limit_s", "paused"), [(40_000, True), (1_080, False)])

@@ -157,11 +157,27 @@ unsigned int loads(const struct card *card, uint64_t since_us, uint64_t window_u
         }
         if (used > 1)
             load.sm_pct /= used, load.mem_pct /= used, load.tx_kb_s /= used, load.rx_kb_s /= used;
-        if (state == 'T' || state == 't') /* suspended: keeps its memory and does nothing */
+        if ((state == 'T' || state == 't') && load.at_us + window_us < clock_us(CLOCK_MONOTONIC)) /* it only holds memory */
             load.sm_pct = load.mem_pct = load.tx_kb_s = load.rx_kb_s = 0;
         out[n++] = load;
     }
     return n;
+}
+
+/* What those who have left the card a moment ago did there in the last `window_us`, as part of that time. */
+static double left_lately_pct(const struct card *card, uint64_t window_us)
+{
+    uint64_t since_us = clock_us(CLOCK_MONOTONIC) - window_us;
+    double pct = 0;
+    for (unsigned int i = 0; i < SLOTS; i++) {
+        const struct slot *slot = &card->slot[i];
+        uint64_t from_us = slot->join_us, until_us = __atomic_load_n(&slot->leave_us, __ATOMIC_ACQUIRE), head = slot->head;
+        if (!from_us || until_us <= since_us || !head)
+            continue;
+        from_us = from_us > since_us ? from_us : since_us;
+        pct += slot->ring[(head - 1) % RING].sm_pct * (until_us > from_us ? until_us - from_us : 0) / window_us;
+    }
+    return pct;
 }
 
 /* The whole card now: what its processes do together, never more than the card can. */
@@ -175,6 +191,7 @@ struct load total(const struct card *card, uint64_t window_us)
         sum.sm_pct += each[i].sm_pct, sum.mem_pct += each[i].mem_pct;
         sum.tx_kb_s += each[i].tx_kb_s, sum.rx_kb_s += each[i].rx_kb_s;
     }
+    sum.sm_pct += left_lately_pct(card, window_us);
     sum.sm_pct = least(sum.sm_pct, 100), sum.mem_pct = least(sum.mem_pct, 100);
     return sum;
 }
