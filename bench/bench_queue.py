@@ -12,8 +12,8 @@ from gpushare_lab.peers.trace_jobs import Trace, read_any_trace, read_rates
 
 from bench.bench_simulate import GPUS, JOBS, LOADS, Figures, data_dir, simulate
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MeasuredPairs
 from slurm_gpushare.whatif.our_policy import Options
+from slurm_gpushare.whatif.traces import MeasuredPairs
 
 SAVING = Options(settings=PolicySettings(extend_time_limit=True, objective="saving"))
 PEERS = ("sjf-bsbf", "lucid-tertile", "gpushare")

@@ -15,10 +15,10 @@ from gpushare_lab.peers.trace_jobs import Trace, make_workload, read_any_trace, 
 
 from bench.evaluation_plot import draw, read_table
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MeasuredPairs
 from slurm_gpushare.whatif.our_policy import Options
-from slurm_gpushare.whatif.outcome import metrics
 from slurm_gpushare.whatif.simulate import run
+from slurm_gpushare.whatif.traces import MeasuredPairs
+from slurm_gpushare.whatif.world import metrics
 
 LOADS = (0.9, 1.2, 1.5)
 SEEDS = (0, 1, 2)

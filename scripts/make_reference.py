@@ -19,8 +19,7 @@ from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare import __version__
 from slurm_gpushare.cli.main import gpushare
-from slurm_gpushare.helper.explain import DONE
-from slurm_gpushare.helper.reasons import Code, Reason, words
+from slurm_gpushare.helper.explain import DONE, Code, Reason, words
 from slurm_gpushare.protocol.attributes import ACTIVITY, CARD, JOB, NODE
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.release import CAPABILITIES

@@ -19,7 +19,7 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.site.current_setup import collect, gpu_count
 from slurm_gpushare.site.finding import Finding, failed, passed, warned
-from slurm_gpushare.site.hook_checks import TRIAL_NAME, Run, last_line, run_here, tag_of_a_job
+from slurm_gpushare.site.script_checks import TRIAL_NAME, Run, last_line, run_here, tag_of_a_job
 from slurm_gpushare.slurm.commands import connect
 
 _FORMS = """\

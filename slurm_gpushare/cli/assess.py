@@ -33,7 +33,7 @@ from slurm_gpushare.cli.console import (
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import check_page, write_page
 from slurm_gpushare.protocol.text import WIDTH, duration_text, durations, hours, hours_span, span
-from slurm_gpushare.report.assess_page import isd, remarks, render_assessment, why_nobody_shares
+from slurm_gpushare.report.pages import isd, remarks, render_assessment, why_nobody_shares
 from slurm_gpushare.slurm.accounting import AccountedJob, AccountingQuery
 from slurm_gpushare.slurm.commands import Slurm, connect
 from slurm_gpushare.slurm.runner import ControllerDown
@@ -47,7 +47,7 @@ from slurm_gpushare.whatif.assess import (
     cards_of,
     past_job,
 )
-from slurm_gpushare.whatif.jobs import MECHANISMS
+from slurm_gpushare.whatif.traces import MECHANISMS
 
 PIECE = timedelta(days=31)
 """A month is one question; longer periods are asked for in pieces, since an answer is in memory as a whole: about 2 KiB

@@ -196,7 +196,7 @@ def restore_command(file: Path, yes: bool) -> None:
 
     What was there is kept beside it. An older release's copy is brought to this release's schema.
     """
-    from slurm_gpushare.helper.lock import Lock
+    from slurm_gpushare.helper.lease import Lock
     from slurm_gpushare.store.maintenance import restore, store_path
 
     config = settings()
@@ -218,8 +218,8 @@ def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> N
 
     What profiles of tokens still in use rest on is kept, and so is the last week.
     """
-    from slurm_gpushare.helper.lock import Lock
-    from slurm_gpushare.store import retention
+    from slurm_gpushare.helper.lease import Lock
+    from slurm_gpushare.store import maintenance
 
     kept_s = None if age is None else _seconds(age)
     if kept_s is None and not compact:
@@ -230,17 +230,17 @@ def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> N
     with open_store(config) as store:
         where = store.database.where
         if kept_s is not None:
-            before_s = retention.present_s(store.database, time.time()) - kept_s
-            planned = _told(retention.prune(store, before_s, dry_run=True))
+            before_s = maintenance.present_s(store.database, time.time()) - kept_s
+            planned = _told(maintenance.prune(store, before_s, dry_run=True))
             if dry_run:
                 click.echo(f"{where}: would remove {planned or 'nothing'}")
             elif planned and not yes:
                 click.confirm(f"{where}: forget {planned}?", abort=True)
             if not dry_run:
-                click.echo(f"{where}: removed {_told(retention.prune(store, before_s)) or 'nothing'}")
+                click.echo(f"{where}: removed {_told(maintenance.prune(store, before_s)) or 'nothing'}")
         if compact and not dry_run:
             with Lock(config.state_dir, "Stop it first: systemctl stop gpushare-backfill."):
-                retention.compact(store.database)
+                maintenance.compact(store.database)
             click.echo(f"{where}: compacted")
 
 
@@ -253,8 +253,8 @@ def forget_command(user: str, dry_run: bool, yes: bool) -> None:
 
     What others' jobs shared with theirs stays, without a token. A token that is used again is somebody's first.
     """
+    from slurm_gpushare.store.maintenance import forget_user
     from slurm_gpushare.store.published import OWNERS
-    from slurm_gpushare.store.retention import forget_user
 
     config, uid = settings(), int(user) if user.isdecimal() else existing_uid(user)
     with open_store(config) as store:

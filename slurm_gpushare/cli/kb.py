@@ -28,7 +28,7 @@ from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.text import counted, moment
 
 if TYPE_CHECKING:
-    from slurm_gpushare.helper.site_knowledge import Figure5
+    from slurm_gpushare.helper.learner import Figure5
     from slurm_gpushare.knowledge.learning import LearnedKnowledge
 
 
@@ -140,7 +140,7 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
     The site's own figures come first, from what is known of the tokens in the store; the base that they started from
     stands beside them.
     """
-    from slurm_gpushare.helper.site_knowledge import of_base
+    from slurm_gpushare.helper.learner import of_base
     from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb
 
     if kb_file or shipped:
@@ -165,7 +165,7 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
 
 def _figures(gpu_model: str | None) -> list[list[Figure5]]:
     """For each GPU model the site's own figure, where its store can be read and knows tokens, and then the base's."""
-    from slurm_gpushare.helper.site_knowledge import of_base, of_site
+    from slurm_gpushare.helper.learner import of_base, of_site
     from slurm_gpushare.knowledge.kb import default_kb
     from slurm_gpushare.store.workloads import models_of
 

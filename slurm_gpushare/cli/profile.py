@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from slurm_gpushare.cli.console import right, settings, table, warn
-from slurm_gpushare.node.cpu_curve import check_counts, enough, measure_curve, shared, speeds
 from slurm_gpushare.node.delivery import send_record
 from slurm_gpushare.node.measure import Identity
 from slurm_gpushare.node.profile import (
@@ -19,8 +18,13 @@ from slurm_gpushare.node.profile import (
     CannotRun,
     Command,
     allocation,
+    check_counts,
+    enough,
     epoch_file,
+    measure_curve,
     sample_epoch,
+    shared,
+    speeds,
     wait_to_the_end,
 )
 from slurm_gpushare.protocol.errors import BadInput, GpushareError

@@ -143,8 +143,7 @@ def _page(slurm: Slurm, figures: Source, config: Config, found: Report, shadow: 
 def _with_simulations(slurm: Slurm, store: Store, config: Config, found: Report) -> tuple[Report, Shadow | None]:
     """The report with what the simulator, where it is installed, says of the whole queue of its period."""
     try:
-        from slurm_gpushare.whatif.shadow import gpus_that_share, shadow_of
-        from slurm_gpushare.whatif.waiting import waited_job, waiting_avoided_h
+        from slurm_gpushare.whatif.shadow import gpus_that_share, shadow_of, waited_job, waiting_avoided_h
     except ModuleNotFoundError:
         return found, None
     rows = [(job.accounted, job.measured_isd_pct or job.expected_isd_pct or 0.0) for job in found.jobs if job.accounted]

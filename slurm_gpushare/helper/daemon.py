@@ -20,13 +20,12 @@ from pathlib import Path
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.hold import BEAT_S, Answerer, show_jobs
 from slurm_gpushare.helper.housekeeping import AccountedTokens, Housekeeping, job_tokens, make_ingest
-from slurm_gpushare.helper.lease import RENEW_EVERY_S, Lease, stand_by
-from slurm_gpushare.helper.lock import Lock
+from slurm_gpushare.helper.learner import SiteKnowledge
+from slurm_gpushare.helper.lease import RENEW_EVERY_S, Lease, Lock, stand_by
 from slurm_gpushare.helper.loop import Loop, Work, at_once, retry_s
 from slurm_gpushare.helper.preemption import PATIENCE_S
 from slurm_gpushare.helper.promises import tell_nodes
 from slurm_gpushare.helper.publishing import Publisher
-from slurm_gpushare.helper.site_knowledge import SiteKnowledge
 from slurm_gpushare.helper.tick import Helper, TickReport
 from slurm_gpushare.node.delivery import NODES
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError

@@ -167,7 +167,7 @@ class EndedJobs:
 BEAT_S = 2.0
 """How often the nodes are told that we live and that somebody waits."""
 IDLE_BEAT_S = 30.0
-"""How often while nobody waits: only 'gpushare doctor' reads it then (`site/prolog_checks.py`)."""
+"""How often while nobody waits: only 'gpushare doctor' reads it then (`site/script_checks.py`)."""
 BELIEVED_S = 10.0
 """How long they believe it."""
 TRIES = 4

@@ -23,8 +23,7 @@ from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.credential import opener
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.store.maintenance import damage
-from slurm_gpushare.store.retention import clock_doubt, pieces, present_s
+from slurm_gpushare.store.maintenance import clock_doubt, damage, pieces, present_s
 from slurm_gpushare.store.statements import PRUNED_BEFORE
 
 DAY_S = 86_400.0

@@ -30,7 +30,7 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.combine import Numbers, sd_name, tolerance_points
+from slurm_gpushare.store.refine import Numbers, sd_name, tolerance_points
 from slurm_gpushare.store.sharing import Strike
 from slurm_gpushare.store.stored_jobs import StoredRun
 from slurm_gpushare.store.workloads import Profile

@@ -14,9 +14,9 @@ from dataclasses import replace
 from statistics import fmean
 
 from slurm_gpushare.helper import log
+from slurm_gpushare.helper.explain import Code, Reason
 from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.occupancy import place_of
-from slurm_gpushare.helper.reasons import Code, Reason
 from slurm_gpushare.helper.tick import TickReport
 from slurm_gpushare.node.figures import RunFigures, looks_preallocated, run_figures
 from slurm_gpushare.protocol.errors import GpushareError

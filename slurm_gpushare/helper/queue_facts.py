@@ -21,7 +21,7 @@ from slurm_gpushare.slurm.accounting import Qos
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node, Partition, Reservation
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.store.combine import REMEMBERED_RUNS
+from slurm_gpushare.store.refine import REMEMBERED_RUNS
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile, models_of, own_name
 

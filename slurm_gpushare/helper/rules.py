@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slurm_gpushare.helper.durations import Ahead
+from slurm_gpushare.helper.explain import Code
 from slurm_gpushare.helper.places import SiteFit
-from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.knowledge.rates import Bools, Floats, Ints, RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
 

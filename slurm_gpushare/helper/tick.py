@@ -19,6 +19,7 @@ from slurm_gpushare.helper.changes import (
     stopped_s,
     touched,
 )
+from slurm_gpushare.helper.explain import Reason
 from slurm_gpushare.helper.loop import Work, at_once, retry_s
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
@@ -27,7 +28,6 @@ from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.preemption import PreemptionRules
 from slurm_gpushare.helper.promises import let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
-from slurm_gpushare.helper.reasons import Reason
 from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
 from slurm_gpushare.helper.state import Requeue, State

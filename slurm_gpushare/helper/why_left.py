@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from slurm_gpushare.helper.explain import Code, Reason
 from slurm_gpushare.helper.lanes import Asked, PlanInput, Ranked, SiteHalves
 from slurm_gpushare.helper.places import Sites, first_wanting, open_lanes
 from slurm_gpushare.helper.plan import by_rates
-from slurm_gpushare.helper.reasons import Code, Reason
 from slurm_gpushare.helper.rules import LONG_GUEST_RULES, RULES, Offers
 from slurm_gpushare.helper.snapshot import LeftToSlurm, PendingJob, Plan, Snapshot
 from slurm_gpushare.knowledge.rates import Bools, Knowledge, KnowledgeByModel

@@ -1,6 +1,6 @@
 """Empirical Bayes: coefficients and spreads of the interference model from the pairs that were measured.
 
-Linearised at its solution (`posterior.py`) the model is Gaussian, and its covariance is a sum of known matrices, each
+Linearised at its solution (`beliefs.py`) the model is Gaussian, and its covariance is a sum of known matrices, each
 times the square of one spread. The spreads are those of the greatest marginal likelihood times a wide log-normal prior
 around where they started, so that few pairs move them little. Effects that a family of jobs has in common are part of
 it: otherwise jobs of a few families would make the telemetry look more certain of other families than it is.
@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from slurm_gpushare.knowledge.beliefs import Posterior, kinship
 from slurm_gpushare.knowledge.interference import Interference, Observed, Spread, Telemetry, jobs_known
-from slurm_gpushare.knowledge.posterior import Posterior, kinship
 from slurm_gpushare.knowledge.rates import Floats, Index
 
 SPREADS = ("sensitivity", "pressure", "unknown", "offset", "burden", "pair_relative", "pair")

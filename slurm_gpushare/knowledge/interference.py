@@ -10,7 +10,7 @@ with u the share of time the GPU was busy, m the share it spent accessing memory
 that the job fills, against the typical job's. z and w are what telemetry does not tell of a token, c an error in its
 speed alone, e what it costs any neighbour alike, p what only this pair does. All have Gaussian priors. The constants
 here are round and wide; `empirical.py` learns coefficients and spreads from measured pairs, `beliefs.py` what one
-more observation says of the jobs at hand, `posterior.py` what all of them say jointly. docs/knowledge.md has the
+more observation says of the jobs at hand, `beliefs.py` what all of them say jointly. docs/knowledge.md has the
 derivation and what it is worth.
 """
 

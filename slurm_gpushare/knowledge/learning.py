@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_gpushare.knowledge.beliefs import OUTLIER_SD, Beliefs
+from slurm_gpushare.knowledge.beliefs import OUTLIER_SD, Beliefs, Posterior
 from slurm_gpushare.knowledge.empirical import adapt
 from slurm_gpushare.knowledge.interference import (
     MAX_RATE,
@@ -23,7 +23,6 @@ from slurm_gpushare.knowledge.interference import (
     Telemetry,
     expected,
 )
-from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.knowledge.rates import UNIT_SD, Index, RateTable
 from slurm_gpushare.protocol.errors import BadInput
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from slurm_gpushare.helper.reasons import words
+from slurm_gpushare.helper.explain import words
 from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.report.summary import Report

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from slurm_gpushare.helper.reasons import words
+from slurm_gpushare.helper.explain import words
 from slurm_gpushare.node.figures import CpuAdvice
 from slurm_gpushare.protocol.text import (
     CLUSTER_NAMES,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from slurm_gpushare.helper.reasons import Reason, reason_of
+from slurm_gpushare.helper.explain import Reason, reason_of
 from slurm_gpushare.node.figures import CpuAdvice, RunFigures, cpu_advice
 from slurm_gpushare.protocol.history import (
     JOINS,

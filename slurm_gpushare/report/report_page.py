@@ -61,7 +61,7 @@ def known_cells(store: Store | None, site_models: Sequence[str]) -> list[Cells]:
     """What clusters do to each other on each of the site's GPU models, for the heat maps: by this site's tokens, where
     the store may be read, and by the knowledge base that they started from. None where numpy is not installed."""
     try:
-        from slurm_gpushare.helper.site_knowledge import of_base, of_site
+        from slurm_gpushare.helper.learner import of_base, of_site
         from slurm_gpushare.knowledge.kb import default_kb
         from slurm_gpushare.store.workloads import models_of
     except ModuleNotFoundError:

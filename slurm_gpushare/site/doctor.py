@@ -9,10 +9,9 @@ from slurm_gpushare.protocol.errors import EXTRA_OF, ConfigError, NotInstalled, 
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.site.current_setup import collect
 from slurm_gpushare.site.finding import Check, Finding, Level, failed, passed, warned
-from slurm_gpushare.site.hook_checks import HOOK_CHECKS, tag_of_a_job
 from slurm_gpushare.site.local_checks import CONTROLLER_CHECKS, LOCAL_CHECKS
 from slurm_gpushare.site.owner_checks import OWNER_CHECKS, helpers_directories, script_owners
-from slurm_gpushare.site.prolog_checks import PROLOG_CHECKS
+from slurm_gpushare.site.script_checks import HOOK_CHECKS, PROLOG_CHECKS, tag_of_a_job
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.site.units import installed_units
 from slurm_gpushare.slurm.commands import connect

@@ -36,8 +36,7 @@ def store(config: Config) -> Iterator[Finding]:
         journal_fix,
         sqlite_path,  # here: a compute node has no database library
     )
-    from slurm_gpushare.store.maintenance import JOURNAL_TROUBLE, mode_fix
-    from slurm_gpushare.store.retention import clock_doubt
+    from slurm_gpushare.store.maintenance import JOURNAL_TROUBLE, clock_doubt, mode_fix
     from slurm_gpushare.store.store import Store
 
     try:

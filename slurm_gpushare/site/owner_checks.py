@@ -19,8 +19,7 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.settings_in_force import last_good_path
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Check, Finding, check, failed, warned
-from slurm_gpushare.site.hook_checks import lua_files
-from slurm_gpushare.site.prolog_checks import called_scripts, our_scripts, pythons
+from slurm_gpushare.site.script_checks import called_scripts, lua_files, our_scripts, pythons
 from slurm_gpushare.slurm.nodes import slurm_user
 
 Level = Callable[[str, str], Finding]

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import hand_over, replacing, resource_dir
 from slurm_gpushare.store import statements
-from slurm_gpushare.store.combine import gpus_in
+from slurm_gpushare.store.refine import gpus_in
 from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.workloads import own_names, reported_models, to_measure
 

@@ -25,8 +25,8 @@ from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import statements
 from slurm_gpushare.store.credential import CredentialError, OpenCredential, Sealed
 from slurm_gpushare.store.intake import KeptRecord, give_up, promote, settle, take_in, waiting_jobs
+from slurm_gpushare.store.maintenance import APART_S, present_s
 from slurm_gpushare.store.refine import Settled
-from slurm_gpushare.store.retention import APART_S, present_s
 from slurm_gpushare.store.spool import Arrival, Refusal, Spool, read_record
 from slurm_gpushare.store.statements import chunks
 from slurm_gpushare.store.store import Store

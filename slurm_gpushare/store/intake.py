@@ -18,9 +18,8 @@ from sqlalchemy import Connection, and_, func, or_, select, update
 from slurm_gpushare.protocol.record import Record, RecordKind, encode_record
 from slurm_gpushare.protocol.tokens import TOKEN, OwnedToken
 from slurm_gpushare.store import schema, statements
-from slurm_gpushare.store.combine import features_of
 from slurm_gpushare.store.database import Database, insert_many
-from slurm_gpushare.store.refine import RunNumbers, Settled, forget_runs, keep_curves, refine, uncount
+from slurm_gpushare.store.refine import RunNumbers, Settled, features_of, forget_runs, keep_curves, refine, uncount
 from slurm_gpushare.store.schema import DROPPED, RUNNING, WAITING
 from slurm_gpushare.store.statements import chunks, delete_in, select_in
 from slurm_gpushare.store.workloads import MODEL_PREFIX, TOKENS_A_USER, claim, owners_of

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Select, and_, bindparam, delete, or_, select,
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.store import schema, statements
 from slurm_gpushare.store.database import Subject, insert_many
-from slurm_gpushare.store.known_jobs import EVER, Periods, within
 from slurm_gpushare.store.schema import BROKEN, STRIKE
 from slurm_gpushare.store.statements import new_row, select_in
+from slurm_gpushare.store.stored_jobs import EVER, Periods, within
 from slurm_gpushare.store.workloads import measure_anew, to_measure
 
 

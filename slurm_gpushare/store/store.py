@@ -15,12 +15,11 @@ from sqlalchemy import delete, func, select
 
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database, Subject, insert_many
-from slurm_gpushare.store.known_jobs import Jobs
 from slurm_gpushare.store.schema import known_migrations, migrate, require_current
 from slurm_gpushare.store.sharing import Conduct, Observations, SharingSpans
 from slurm_gpushare.store.spool import Inbox, StopOrders
 from slurm_gpushare.store.statements import Counters
-from slurm_gpushare.store.stored_jobs import Decisions, InterimRecords, Runs
+from slurm_gpushare.store.stored_jobs import Decisions, InterimRecords, Jobs, Runs
 from slurm_gpushare.store.workloads import Assignment, Profiles, Workloads, assign
 
 

@@ -17,10 +17,10 @@ from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.rates import Ints
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.slurm.accounting import AccountedJob
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs, with_fractions
 from slurm_gpushare.whatif.our_policy import Gpushare, Options
-from slurm_gpushare.whatif.outcome import metrics
 from slurm_gpushare.whatif.simulate import Fifo, run
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs, with_fractions
+from slurm_gpushare.whatif.world import metrics
 
 DRAWS = 5
 MOST_JOBS = 20_000

@@ -12,8 +12,8 @@ import numpy as np
 
 from slurm_gpushare.helper.durations import UNKNOWN_SITE, Ahead, Range, expect_all, given_done, usual_scatter
 from slurm_gpushare.knowledge.rates import Floats, Ints
-from slurm_gpushare.store.combine import LEAST_PART, REMEMBERED_RUNS
-from slurm_gpushare.whatif.jobs import SimulatedJobs
+from slurm_gpushare.store.refine import LEAST_PART, REMEMBERED_RUNS
+from slurm_gpushare.whatif.traces import SimulatedJobs
 
 DURATION_MODES = ("known", "limit", "history", "none")
 FIRST_GUESS_S = 3600.0

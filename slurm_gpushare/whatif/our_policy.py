@@ -18,11 +18,10 @@ from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.rates import UNIT_SD, Floats, Ints, RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.card_allocation import start_whole
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import Durations
-from slurm_gpushare.whatif.simulate import Policy
+from slurm_gpushare.whatif.simulate import Policy, start_whole
 from slurm_gpushare.whatif.stops import Stops
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.world import NOBODY, SAME_INSTANT_S, World
 
 LOOKS = ((VERDICT_S, VERDICT_WEIGHT), (FULL_WEIGHT_S, 1.0 - VERDICT_WEIGHT))

@@ -17,7 +17,7 @@ from gpushare_lab.peers.trace_jobs import Trace, read_any_trace, read_rates
 from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.protocol.tokens import TOKEN
-from slurm_gpushare.whatif.jobs import MeasuredPairs
+from slurm_gpushare.whatif.traces import MeasuredPairs
 
 PAIRS = MeasuredPairs(("a", "b", "c"), np.array([[0.8, 0.6, 0.9], [0.7, np.nan, 0.9], [1.0, 0.9, 0.9]]))
 

@@ -10,11 +10,10 @@ from gpushare_lab.peers.registry import make_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Options
-from slurm_gpushare.whatif.outcome import metrics
 from slurm_gpushare.whatif.simulate import run
-from slurm_gpushare.whatif.world import NOBODY, World
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.world import NOBODY, World, metrics
 
 Job = tuple[float, float, int]
 """When it is submitted, how long it runs alone, and its GPUs."""

@@ -8,11 +8,10 @@ from gpushare_lab.peers.registry import NAMES, make_policy, parse_policies
 
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Options
-from slurm_gpushare.whatif.outcome import metrics
 from slurm_gpushare.whatif.simulate import run
-from slurm_gpushare.whatif.world import World
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
+from slurm_gpushare.whatif.world import World, metrics
 
 NO = np.nan
 

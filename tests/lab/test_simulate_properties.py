@@ -9,9 +9,9 @@ from gpushare_lab.peers.registry import EXCLUSIVE, NAMES, PREEMPTIVE, make_polic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Gpushare, Options
 from slurm_gpushare.whatif.simulate import run
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
 
 
 @st.composite

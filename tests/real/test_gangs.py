@@ -25,9 +25,9 @@ from slurm_gpushare.helper.pair_speeds import ACTIVITY
 from slurm_gpushare.protocol.release import parse_release
 from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.slurm.nodes import GANGS_NEED
-from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.refine import GPUS
+from slurm_gpushare.store.stored_jobs import EVER
 
 FOUR = "--gres=gpu:4"
 HALF_OF_EACH = "shard:4(1/2,1/2,1/2,1/2)"

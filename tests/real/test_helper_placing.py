@@ -14,7 +14,7 @@ from helper_kit import TOKENS, Site, original
 
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card, token_of
 from slurm_gpushare.protocol.tag import Tag
-from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.stored_jobs import EVER
 
 
 @pytest.fixture

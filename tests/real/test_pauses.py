@@ -20,7 +20,7 @@ from pair_kit import HUNGRY, Sharers, after_ticks, hungry_site, kinds, share, ti
 from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.node.processes import process_state, stands_still
 from slurm_gpushare.protocol.stop_orders import EXPIRY_S, order_file
-from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.stored_jobs import EVER
 
 STRICT = {"resident_budget_pct": 1.0, "pause_most_pct": 100.0}
 """Any slow-down breaks this promise."""

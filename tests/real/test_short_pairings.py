@@ -15,7 +15,7 @@ from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.occupancy import GpuAddress, placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH, Tally
 from slurm_gpushare.slurm.values import type_index
-from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.stored_jobs import EVER
 
 LONG = endless(95, 80, 1024)
 SHORT = workload(95, 80, 1024, work_s=4, epochs=1)

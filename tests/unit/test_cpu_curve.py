@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_cli_profile import GPUSHARE, job_env
 
-from slurm_gpushare.node.cpu_curve import CurvePoint, enough
+from slurm_gpushare.node.profile import CurvePoint, enough
 
 __all__ = ["job_env"]  # a fixture
 

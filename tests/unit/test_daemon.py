@@ -26,10 +26,10 @@ from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.maintenance import backup, damage
 from slurm_gpushare.store.published import read_public
 from slurm_gpushare.store.sharing import Observation
+from slurm_gpushare.store.stored_jobs import EVER
 
 
 @pytest.fixture

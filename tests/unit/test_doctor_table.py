@@ -13,11 +13,10 @@ from world import NEW, NOW, node
 
 from slurm_gpushare.protocol.files import resource_dir
 from slurm_gpushare.protocol.settings import Config, parse_config
-from slurm_gpushare.site import hook_checks
+from slurm_gpushare.site import script_checks
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
-from slurm_gpushare.site.hook_checks import HOOK_CHECKS, tag_of_a_job
-from slurm_gpushare.site.prolog_checks import PROLOG_CHECKS
+from slurm_gpushare.site.script_checks import HOOK_CHECKS, PROLOG_CHECKS, tag_of_a_job
 from slurm_gpushare.site.site_files import lua_script
 from slurm_gpushare.site.slurm_checks import SLURM_CHECKS
 from slurm_gpushare.slurm.accounting import parse_limits
@@ -272,5 +271,5 @@ def test_a_held_job_says_what_the_running_slurmctld_does(
 
 def test_before_the_helpers_first_start_no_job_is_tried(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.ours(hook_file=site.etc / "none")
-    monkeypatch.setattr(hook_checks, "run_here", None)
+    monkeypatch.setattr(script_checks, "run_here", None)
     assert tag_of_a_job(site.facts, site.config) == []

@@ -10,8 +10,8 @@ import pytest
 from slurm_gpushare.helper.durations import UNKNOWN_SITE, Ahead, UsualScatter, expect, given_done, usual_scatter
 from slurm_gpushare.helper.queue_facts import facts_by_token
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import Durations
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
 
 
 def ends(middle_s: float, spread: float, limit_s: float, done_s: float) -> tuple[float, float, float]:

@@ -26,11 +26,11 @@ from world import (
 )
 
 from slurm_gpushare.helper.changes import place, restore
+from slurm_gpushare.helper.explain import Code
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, occupancy, placed_card
 from slurm_gpushare.helper.pairs import pairs_now
 from slurm_gpushare.helper.queue_facts import QueueFacts, TokenFacts
-from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.helper.snapshot import Gpu, How, LeftToSlurm, NodeRoom, Occupant, PendingJob, Snapshot
 from slurm_gpushare.helper.why_left import why_left
 from slurm_gpushare.knowledge.interference import GANG_DOUBT, Telemetry

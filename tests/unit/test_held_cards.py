@@ -8,10 +8,10 @@ import pytest
 from test_reasons import only
 from world import TOKEN_A, TOKEN_B, card, decide, job, node, occupant, pending, places, running
 
+from slurm_gpushare.helper.explain import Code
 from slurm_gpushare.helper.gpu_limits import SiteLimits
 from slurm_gpushare.helper.observe import observe
 from slurm_gpushare.helper.queue_facts import QueueFacts
-from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.helper.snapshot import LimitRoom
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.accounting import parse_limits

@@ -14,7 +14,7 @@ from world import NOW, TOKEN_A, TOKEN_B, FakeSlurm, job, node, running
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.changes import adoptions, only_measured, untagged, withdrawals
 from slurm_gpushare.helper.daemon import rest_s
-from slurm_gpushare.helper.lock import Lock
+from slurm_gpushare.helper.lease import Lock
 from slurm_gpushare.helper.loop import at_once
 from slurm_gpushare.helper.observe import expectation, observe
 from slurm_gpushare.helper.occupancy import occupancy, placeable, startable
@@ -27,7 +27,7 @@ from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.protocol.tag import parse_tag
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store, StoreError
-from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.stored_jobs import EVER
 
 TAG = f"GS1:c=1;t={TOKEN_A};o=gpu:1"
 

@@ -14,7 +14,7 @@ from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
 from slurm_gpushare.site.local_checks import hold_board
-from slurm_gpushare.site.prolog_checks import hold_setup
+from slurm_gpushare.site.script_checks import hold_setup
 from slurm_gpushare.site.slurm_checks import pausing
 from slurm_gpushare.slurm.nodes import hides_jobs
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from slurm_gpushare.knowledge.beliefs import Beliefs
+from slurm_gpushare.knowledge.beliefs import Beliefs, Posterior
 from slurm_gpushare.knowledge.empirical import adapt, fit, measured_noise
 from slurm_gpushare.knowledge.interference import PESSIMISM, Interference, Observed, Spread, Telemetry, expected
-from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.knowledge.rates import RateTable
 
 Floats = NDArray[np.float64]

@@ -13,16 +13,15 @@ from world import ALICE, NOW, Site, command_record, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.kb_clusters import clusters as model
-from slurm_gpushare.helper.cluster_assignment import assign_new, in_force, refit
-from slurm_gpushare.helper.learner import Learner
+from slurm_gpushare.helper.learner import Learner, assign_new, in_force, refit
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.record import Neighbour, Period, Stat
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.refine import by_nodes
 from slurm_gpushare.store.sharing import Observation
+from slurm_gpushare.store.stored_jobs import EVER
 
 A, B = token(1), token(2)
 

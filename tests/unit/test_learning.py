@@ -9,10 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from slurm_gpushare.knowledge import learning
-from slurm_gpushare.knowledge.beliefs import Beliefs
+from slurm_gpushare.knowledge.beliefs import Beliefs, Posterior
 from slurm_gpushare.knowledge.interference import Coefficients, Interference, Observed, Spread, Telemetry
 from slurm_gpushare.knowledge.learning import LearnedKnowledge, Refit
-from slurm_gpushare.knowledge.posterior import Posterior
 from slurm_gpushare.protocol.errors import BadInput
 
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from gpushare_lab.cli.simulate import simulate
 
-from slurm_gpushare.whatif.jobs import MeasuredPairs
+from slurm_gpushare.whatif.traces import MeasuredPairs
 
 
 def under(mechanism: str, *rates: float) -> list[float]:

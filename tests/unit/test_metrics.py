@@ -31,9 +31,8 @@ from slurm_gpushare.report.status import gpu_lines
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.runner import ControllerDown
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.store import Store
-from slurm_gpushare.store.stored_jobs import StoredRun
+from slurm_gpushare.store.stored_jobs import EVER, StoredRun
 
 NOW = 1_800_000_000
 SAMPLE = re.compile(r'gpushare_[a-z_]+(?:1d)?(?:\{[a-z]+="[a-z0-9. -]+"\})? (?:NaN|[0-9.e+-]+)')

@@ -23,10 +23,10 @@ from world import (
     token,
 )
 
+from slurm_gpushare.helper.explain import Code
 from slurm_gpushare.helper.learner import Learner
 from slurm_gpushare.helper.occupancy import GpuAddress
 from slurm_gpushare.helper.queue_facts import StoreReader
-from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.helper.snapshot import NodeRoom, Snapshot
 from slurm_gpushare.helper.why_left import why_left
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel

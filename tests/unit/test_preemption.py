@@ -9,10 +9,10 @@ import pytest
 from test_reasons import only
 from world import NOW, card, job, node, occupant, pending, running
 
+from slurm_gpushare.helper.explain import Code
 from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.preemption import STARTS_WITHIN_S, PreemptionRules, Preemptors
 from slurm_gpushare.helper.queue_facts import QueueFacts
-from slurm_gpushare.helper.reasons import Code
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.accounting import parse_qos
 from slurm_gpushare.slurm.nodes import parse_partitions

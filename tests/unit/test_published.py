@@ -23,8 +23,8 @@ from slurm_gpushare.report import sources
 from slurm_gpushare.report.sources import PublishedSource, StoreSource
 from slurm_gpushare.store import Store, published
 from slurm_gpushare.store.credential import Sealed
-from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.published import NotPublished, OwnFigures, PublicJob, Published, TokenFigures
+from slurm_gpushare.store.stored_jobs import EVER
 
 SPAN = Span(1, 2, "", "", "n0", 0, "V100", 100, None, 0.9, 0.8, None, 0.7)
 OWN = OwnFigures(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from world import NOW, SETTINGS, Flat, card, occupant, pending
 
+from slurm_gpushare.helper.explain import Code, Reason, sentence, words
 from slurm_gpushare.helper.plan import plan
-from slurm_gpushare.helper.reasons import Code, Reason, sentence, words
 from slurm_gpushare.helper.snapshot import (
     Gpu,
     GpuPlace,

@@ -14,8 +14,7 @@ from slurm_gpushare.site import current_setup, doctor
 from slurm_gpushare.site.configure import _lua_lines
 from slurm_gpushare.site.current_setup import SiteSetup
 from slurm_gpushare.site.finding import Finding, Level
-from slurm_gpushare.site.hook_checks import hook
-from slurm_gpushare.site.prolog_checks import hold_setup, prologs
+from slurm_gpushare.site.script_checks import hold_setup, hook, prologs
 
 
 def facts(tmp_path: Path, **slurm_conf: str) -> SiteSetup:

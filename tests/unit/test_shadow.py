@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from world import TOKEN_A, TOKEN_B, TOKEN_C, FakeSlurm, Flat, job, node, running
 
 from slurm_gpushare.cli.console import progress
-from slurm_gpushare.helper.explain import of_decision
-from slurm_gpushare.helper.reasons import Code
+from slurm_gpushare.helper.explain import Code, of_decision
 from slurm_gpushare.helper.shadow_policy import as_if_shareable
 from slurm_gpushare.helper.tick import Helper, TickReport
 from slurm_gpushare.knowledge.kb import default_kb
@@ -34,7 +33,7 @@ from slurm_gpushare.site.local_checks import policy
 from slurm_gpushare.slurm.accounting import AccountedJob
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.stored_jobs import EVER
 from slurm_gpushare.whatif.assess import PastJob
 from slurm_gpushare.whatif.shadow import KnownTokens, Shadow, in_the_shadow, known_tokens, shadow_of
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gpushare_lab.peers.trace_jobs import Trace, make_workload
 
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import Durations
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
 
 
 @pytest.fixture

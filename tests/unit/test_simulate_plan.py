@@ -12,9 +12,9 @@ from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.snapshot import Gpu, How, NodeRoom, Occupant, PendingJob, Snapshot, Workload
 from slurm_gpushare.knowledge.rates import RateTable
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Gpushare, Options
 from slurm_gpushare.whatif.simulate import run
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.world import NOBODY, World
 
 SETTINGS = PolicySettings(extend_time_limit=True, aged_s=float("inf"))

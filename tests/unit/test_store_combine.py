@@ -9,7 +9,7 @@ from world import ALICE, NOW, Site, record, token
 
 from slurm_gpushare.protocol.record import Closed, Period, Stat
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store.combine import combine, features_of, unlike
+from slurm_gpushare.store.refine import combine, features_of, unlike
 from slurm_gpushare.store.workloads import LOG_DURATION, Profile
 
 A = token(1)

@@ -14,8 +14,7 @@ from slurm_gpushare.protocol.record import CpuSpeed, Record, RecordError, encode
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.intake import WAITING_OF_A_JOB
-from slurm_gpushare.store.maintenance import sizes
-from slurm_gpushare.store.retention import prune
+from slurm_gpushare.store.maintenance import prune, sizes
 from slurm_gpushare.store.workloads import Assignment
 
 A = token(1)

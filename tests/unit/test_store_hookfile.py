@@ -14,7 +14,7 @@ from world import ALICE, BOB, NOW, Site, record, token
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile, HookFileError
-from slurm_gpushare.store.retention import prune
+from slurm_gpushare.store.maintenance import prune
 from slurm_gpushare.store.workloads import Assignment
 
 A, B = token(1), token(2)

@@ -19,9 +19,9 @@ from slurm_gpushare.protocol.record import RecordKind, encode_record
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store.credential import MungeDown, Sealed
 from slurm_gpushare.store.ingest import Ingest
-from slurm_gpushare.store.known_jobs import EVER
-from slurm_gpushare.store.retention import clock_doubt
+from slurm_gpushare.store.maintenance import clock_doubt
 from slurm_gpushare.store.spool import Arrival, read_record
+from slurm_gpushare.store.stored_jobs import EVER
 
 A, B = token(1), token(2)
 

@@ -9,8 +9,8 @@ from world import ALICE, BOB, NOW, token
 
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.known_jobs import EVER
 from slurm_gpushare.store.sharing import BAN_S, Observation
+from slurm_gpushare.store.stored_jobs import EVER
 
 A, B, C = token(1), token(2), token(3)
 

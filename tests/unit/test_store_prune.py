@@ -13,8 +13,7 @@ from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.history import Decision, Span
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.maintenance import problems, sizes
-from slurm_gpushare.store.retention import compact, forget_user, prune
+from slurm_gpushare.store.maintenance import compact, forget_user, problems, prune, sizes
 from slurm_gpushare.store.schema import METADATA
 from slurm_gpushare.store.sharing import Observation
 

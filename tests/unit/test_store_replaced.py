@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpushare.cli.main import main
-from slurm_gpushare.helper.lock import Lock
+from slurm_gpushare.helper.lease import Lock
 from slurm_gpushare.store import Store, StoreError, StoreReplaced
 from slurm_gpushare.store.maintenance import backup
 

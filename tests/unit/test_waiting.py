@@ -7,10 +7,10 @@ import pytest
 
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.whatif.assess import Band, shipped_pairs
-from slurm_gpushare.whatif.jobs import SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Gpushare, Options
+from slurm_gpushare.whatif.shadow import MOST_JOBS, WaitedJob, waiting_avoided_h
 from slurm_gpushare.whatif.simulate import Fifo, run
-from slurm_gpushare.whatif.waiting import MOST_JOBS, WaitedJob, waiting_avoided_h
+from slurm_gpushare.whatif.traces import SimulatedJobs
 
 
 def test_of_four_jobs_on_one_card_two_at_a_time_a_plain_slurm_has_six_waits_of_a_job() -> None:

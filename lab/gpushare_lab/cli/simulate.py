@@ -24,12 +24,11 @@ from slurm_gpushare.knowledge.tables import ProfileTable, read_profiles, write_t
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MECHANISM, MECHANISMS, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import DURATION_MODES
 from slurm_gpushare.whatif.our_policy import Options
-from slurm_gpushare.whatif.outcome import metrics, percentile
 from slurm_gpushare.whatif.simulate import run
-from slurm_gpushare.whatif.world import World
+from slurm_gpushare.whatif.traces import MECHANISM, MECHANISMS, SimulatedJobs
+from slurm_gpushare.whatif.world import World, metrics, percentile
 
 FIRST_JOBS = 1000
 """So many jobs are reported on their own too: what it is worth before much was learned."""

@@ -19,8 +19,8 @@ from slurm_gpushare.knowledge.cells import tercile_clusters
 from slurm_gpushare.knowledge.rates import Bools, Floats
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.known_durations import LONGEST_FACTOR
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
 
 SHORTEST_S, LONGEST_S = 3.0, 300.0
 """Below it Slurm's own start takes as long as the job; above it a replay does not end."""

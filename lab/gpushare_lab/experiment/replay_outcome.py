@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from slurm_gpushare.whatif.jobs import SimulatedJobs
-from slurm_gpushare.whatif.outcome import FinishedRun, figures
+from slurm_gpushare.whatif.traces import SimulatedJobs
+from slurm_gpushare.whatif.world import FinishedRun, figures
 
 NEVER_PLACED = ("exclusive", "packed")
 """Policies without the helper: there is nobody to win a card."""

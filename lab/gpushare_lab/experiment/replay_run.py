@@ -31,8 +31,8 @@ from slurm_gpushare.slurm import runner
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import GANGS_NEED
 from slurm_gpushare.store import Store
-from slurm_gpushare.store.combine import GPUS
 from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.refine import GPUS
 from slurm_gpushare.store.sharing import Observation
 
 POLICIES = ("exclusive", "packed", "fcfs", "random", "paper", "gpushare")

@@ -14,10 +14,10 @@ from gpushare_lab.peers.sharing import FcfsShare, PackedShare, Paper, RandomShar
 from slurm_gpushare.knowledge.interference import Telemetry
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.policy import PolicySettings
-from slurm_gpushare.whatif.jobs import SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Gpushare, Options
-from slurm_gpushare.whatif.outcome import metrics
 from slurm_gpushare.whatif.simulate import Fifo, Policy, run
+from slurm_gpushare.whatif.traces import SimulatedJobs
+from slurm_gpushare.whatif.world import metrics
 
 
 def simulated(policy: str, jobs: ReplayJobs, knowledge: str, start_s: float) -> dict[str, float]:

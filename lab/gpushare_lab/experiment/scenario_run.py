@@ -17,7 +17,7 @@ from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import load_config
 from slurm_gpushare.store import Store
 from slurm_gpushare.store.hookfile import HookFile
-from slurm_gpushare.store.known_jobs import EVER
+from slurm_gpushare.store.stored_jobs import EVER
 
 SETTINGS = {
     "TickSeconds": "1",

@@ -7,8 +7,7 @@ from abc import abstractmethod
 import numpy as np
 
 from slurm_gpushare.knowledge.rates import Floats, Ints
-from slurm_gpushare.whatif.card_allocation import start_whole
-from slurm_gpushare.whatif.simulate import Policy
+from slurm_gpushare.whatif.simulate import Policy, start_whole
 from slurm_gpushare.whatif.world import World
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from gpushare_lab.peers import preemptive, sharing
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.whatif import simulate
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs
 from slurm_gpushare.whatif.our_policy import Gpushare, Options, oracle
 from slurm_gpushare.whatif.simulate import Policy
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs
 
 PEERS: dict[str, Callable[[SimulatedJobs, int], Policy]] = {
     "fifo": simulate.Fifo,

@@ -10,9 +10,8 @@ import numpy as np
 
 from slurm_gpushare.knowledge.cells import balanced_partners, make_cells, tercile_clusters
 from slurm_gpushare.knowledge.rates import Floats, Ints
-from slurm_gpushare.whatif.card_allocation import start_whole
-from slurm_gpushare.whatif.jobs import SimulatedJobs
-from slurm_gpushare.whatif.simulate import Policy
+from slurm_gpushare.whatif.simulate import Policy, start_whole
+from slurm_gpushare.whatif.traces import SimulatedJobs
 from slurm_gpushare.whatif.world import NOBODY, World
 
 

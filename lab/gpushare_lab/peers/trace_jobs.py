@@ -11,8 +11,7 @@ import numpy as np
 from slurm_gpushare.knowledge.rates import Floats, Ints
 from slurm_gpushare.knowledge.tables import read_pairs
 from slurm_gpushare.protocol.errors import BadInput
-from slurm_gpushare.whatif.jobs import MeasuredPairs, SimulatedJobs, with_fractions
-from slurm_gpushare.whatif.traces import read_jobs
+from slurm_gpushare.whatif.traces import MeasuredPairs, SimulatedJobs, read_jobs, with_fractions
 
 
 @dataclass(frozen=True, slots=True)
