@@ -20,7 +20,7 @@ from pathlib import Path
 from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 
 from bench.large_site import GPUS_PER_NODE, TOKENS, LargeSite, Size, token
-from slurm_gpushare.helper.daemon import Daemon, collect_seldom
+from slurm_gpushare.helper.daemon import Daemon, set_up_python
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store
@@ -63,7 +63,7 @@ def _play(where: Path) -> dict[str, float]:
     with Store.create(config.store_url) as store:
         known = [KnownProfile(token(n), 1000, "V100", 2000 + n, 16384, n % 3, 600.0 + n) for n in range(TOKENS)]
         enter_profiles(store, known)
-        collect_seldom()
+        set_up_python()
         daemon = Daemon(config, Slurm(site.run), store)
         ends = threading.Thread(target=_end_jobs, args=(where, took_s), daemon=True)
         ends.start()

@@ -21,7 +21,7 @@ from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 
 from bench.bench_helper import DAY_S, GPUS, PlayedSlurm
 from bench.large_site import token
-from slurm_gpushare.helper.daemon import Daemon, collect_seldom
+from slurm_gpushare.helper.daemon import Daemon, set_up_python
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.commands import Slurm
@@ -79,7 +79,7 @@ def _play(directory: Path) -> tuple[list[Day], int, float]:
     """Every day's end, the number of ticks, and how long it took."""
     log = directory / "log"
     logging.basicConfig(filename=log, level=logging.INFO, force=True)
-    collect_seldom()
+    set_up_python()
     played, config, begun = PlayedSlurm(JOBS), _config(directory), time.perf_counter()
     days: list[Day] = []
     ticks, logged = 0, 0

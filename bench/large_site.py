@@ -16,7 +16,7 @@ from statistics import median
 
 from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 
-from slurm_gpushare.helper.daemon import Daemon, collect_seldom
+from slurm_gpushare.helper.daemon import Daemon, set_up_python
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.slurm import nodes, queue, runner
 from slurm_gpushare.slurm.commands import Slurm
@@ -130,7 +130,7 @@ def play(size: Size, ticks: int, policy: str | None = None) -> dict[str, float]:
         with Store.create(config.store_url) as store:
             known = [KnownProfile(token(n), 1000, "V100", 2000 + n, 16384, n % 3, 600.0 + n) for n in range(TOKENS)]
             enter_profiles(store, known)
-            collect_seldom()
+            set_up_python()
             daemon = Daemon(config, Slurm(site.run), store, policy=policy)
             took_s, cpu_s, plan_s, pairs = [], [], [], 0
             for _ in range(ticks):

@@ -299,8 +299,10 @@ class Answerer:
             answer.fresh = await Work(read_again, self._slurm, [item.key for item in placements])
             for node in sorted(wanted):
                 if not await self._place([item for item in placements if item.place.node == node], view, answer):
-                    break
+                    break  # planned anew, with what is known now
                 await self._let_go(node, answer)
+            else:
+                return
 
     def _worth_a_plan(self, nodes: set[str], answer: _Answer) -> set[str]:
         """Nodes on which somebody is to be placed now: a half that was left there can wait, an empty card cannot."""
