@@ -302,18 +302,37 @@ def errors() -> list[str]:
     return sorted(found)
 
 
+LITERAL = r'"((?:[^"\\\\]|\\\\.)*)"'
+
+
+def sbatch_lines() -> tuple[list[str], list[str]]:
+    """What hook and client filter say: lines that have a name in the code, and those that stand where they hold."""
+    named, beside = set(), set()
+    for path in sorted((ROOT / "lua_bridge").glob("*.lua")):
+        text = path.read_text()
+        for found in re.findall(rf"^local [A-Z_]+ = ({LITERAL}(?:\n  \.\. {LITERAL})*)", text, re.MULTILINE):
+            named.add("".join(re.findall(LITERAL, found[0])))
+            text = text.replace(found[0], "")
+        for line in text.splitlines():
+            if not re.search(r"^\s*--|log\(|error\(|assert\(|match\(|\.\. reason|bad value", line):
+                beside |= {
+                    ("..." if before else "") + said + ("..." if more else "")
+                    for before, said, more in re.findall(rf"(\.\. )?{LITERAL}( \.\.)?", line)
+                    if len(re.findall(r"[a-z]{2,} ", said)) > 1 and said[0] not in "(:"
+                }
+    named -= {line for line in named if " " not in line or line.startswith("SELECT")}
+    return [sorted(map(cells, lines)) for lines in (named, beside)]  # type: ignore[return-value]
+
+
 def page_messages() -> str:
     """Everything that users and administrators are told, in a row."""
-    text = "".join(path.read_text() for path in sorted((ROOT / "lua_bridge").glob("*.lua")))
-    quoted = r'"((?:[^"\\\\]|\\\\.)*)"'
-    named = re.findall(rf"^local [A-Z_]+ = ({quoted}(?:\n  \.\. {quoted})*)", text, re.MULTILINE)
-    hook = ("".join(re.findall(quoted, found[0])) for found in named)
-    lines = sorted({cells(line) for line in hook if " " in line and not line.startswith("SELECT")})
+    lines, reasons_not_to = sbatch_lines()
     empty = dict.fromkeys(("partner", "why", "would", "seen", "mem_mib"), "...")
     reasons = [cells(f"`{code}`", *words(Reason(code, None, 1.0))) for code in Code]
     decided = [cells(f"`{kind}`", text.format(**empty)) for kind, text in DONE.items()]
     parts = (
         ("What sbatch says", ("line",), lines),
+        ("Why sbatch says that a job does not share, or refuses a change", ("line",), reasons_not_to),
         ("Why a job waits", ("word", "why", "what would have to change"), reasons),
         ("What was decided about a job", ("kind", "as 'gpushare job' tells it"), decided),
         ("Errors", ("what, and why", "what to do"), errors()),
