@@ -70,7 +70,7 @@ local function name_length(tail)
 end
 
 -- The comment with the name replaced by its token. Second value: what to tell the user.
--- A name without a token is taken out: it must not reach the controller.
+-- A name without a token is taken out: it must not reach the controller. Mistyped tokens and $(...) are the hook's to tell.
 local function with_token(comment)
   local first, last = (" " .. comment:lower()):find("%sgpushare[:=]") -- any case, as the hook reads it
   if not first then
@@ -80,15 +80,18 @@ local function with_token(comment)
   local length = name_length(tail)
   local text = tail:sub(1, length)
   local start = text:match("^%S+")
-  if not start or jobs.is_token(start) then
+  local is_token, mistyped = jobs.is_token(start or "")
+  if not start or is_token or mistyped then
     return comment
+  elseif start:sub(1, 2) == "$(" then
+    return before .. "gpushare:$(" .. tail:sub(length + 1)
   end
   local name, token = find_name(text)
   if name then
     return before .. "gpushare:" .. token .. tail:sub(#name + 1)
   end
   local line = "no token is called '%s': make one with 'gpushare token NAME'. The job is submitted without sharing"
-  return before .. "gpushare:?" .. tail:sub(length + 1), line:format(trimmed(text))
+  return before .. "gpushare:?" .. tail:sub(length + 1), line:format(trimmed(text):sub(1, 60))
 end
 
 -- What srun asks of GPUs.

@@ -212,7 +212,9 @@ function M.consent(comment)
     return nil, options
   end
   local is_token, mistyped = M.is_token(token)
-  if mistyped then
+  if token == "?" then -- the client filter has said that no token is called so
+    return nil
+  elseif mistyped then
     return nil, "its token has a wrong letter. 'gpushare token list' shows yours"
   elseif token:sub(1, 2) == "$(" then
     return nil, "no shell reads an #SBATCH line. Put there what 'gpushare token NAME --sbatch' prints"

@@ -77,7 +77,7 @@ def _taking_part(job: JobView) -> Iterator[str]:
             probe = "is new: it has a whole GPU and is measured"
         elif job.elapsed_s is None:
             probe = "was new: it was to be measured on a whole GPU"
-        elif job.run is not None:
+        elif job.run is not None and job.run.gpu_busy_pct is not None:
             probe = "was new: it had a whole GPU and was measured"
         else:
             yield _line("Sharing", NOT_MEASURED)

@@ -154,6 +154,12 @@ def test_comment_that_is_not_a_token_changes_nothing(hook: LuaHook, comment: str
     assert said in answer.said[0]
 
 
+def test_name_that_the_client_filter_took_out_is_not_spoken_of_twice(hook: LuaHook) -> None:
+    answer = hook.submit(comment="gpushare:?,max=10", tres_per_job="gres/gpu:1")
+    assert answer.untouched
+    assert not answer.said
+
+
 def test_comment_may_hold_other_words(hook: LuaHook) -> None:
     answer = hook.submit(comment=f"grant 7 gpushare:{KNOWN},max=10", tres_per_job="gres/gpu:1")
     tag = parse_tag(answer.fields["admin_comment"])

@@ -61,7 +61,9 @@ def test_jobs_outside_sharing_and_probes_are_told_so() -> None:
     assert "has a whole GPU and is measured" in text(facts(known(probe)))
     assert "waits for a whole GPU, to be measured" in text(facts(known(probe, "PENDING")))
     done = known(probe, "COMPLETED", end_s=NOW)
-    assert "had a whole GPU and was measured" in " ".join(text(facts(done, run=RunFigures())).split())
+    assert "had a whole GPU and was measured" in " ".join(text(facts(done, run=RunFigures(gpu_busy_pct=40.0))).split())
+    idle = text(facts(done, run=RunFigures(measured_s=5.0)))
+    assert "nothing was measured: it used no GPU" in " ".join(idle.split()), "a record without a GPU is no measurement"
     assert "nothing was measured: it used no GPU, or its token is another user's" in " ".join(text(facts(done)).split())
     cancelled = known(probe, "CANCELLED", start_s=None, end_s=NOW)
     assert "was to be measured" in text(facts(cancelled)), "it never started"
