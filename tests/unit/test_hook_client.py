@@ -75,7 +75,7 @@ def test_name_without_a_token_never_leaves_the_users_side(hook: LuaHook) -> None
 def test_mistyped_token_and_unrun_command_are_left_to_the_hook_which_has_the_one_word_for_them(hook: LuaHook) -> None:
     mistyped = "gs2-k3v7mq2h5xw4tz6ybdx"
     assert filtered(hook, f"gpushare:{mistyped},max=3") == (f"gpushare:{mistyped},max=3", "")
-    assert filtered(hook, "gpushare:$(gpushare token secret),max=3") == ("gpushare:$(,max=3", ""), "nor does its name leave"
+    assert filtered(hook, "gpushare:$(gpushare token secret),max=3") == ("gpushare:$(,max=3", "")
 
 
 def test_name_of_thousands_of_letters_is_not_said_whole(hook: LuaHook) -> None:
