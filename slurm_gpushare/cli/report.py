@@ -46,7 +46,7 @@ from slurm_gpushare.protocol.text import (
     lines_text,
     period,
 )
-from slurm_gpushare.report.export import to_csv, to_json
+from slurm_gpushare.report.export import to_csv, to_json, to_sacct
 from slurm_gpushare.report.job_figures import CpuSummary, Distribution
 from slurm_gpushare.report.job_text import NOT_MEASURABLE
 from slurm_gpushare.report.report_page import SHADOW_TITLE, known_cells, profile_points, render_report
@@ -72,11 +72,13 @@ if TYPE_CHECKING:  # neither database nor simulator is on a login node
 @SLURM_CLUSTERS
 @JSON
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, one line a job.")
+@click.option("--format", "rows", type=click.Choice(["sacct"]),
+              help="Print rows in sacct's columns, with fractions of GPUs.")  # fmt: skip
 @HTML
 @FORCE
 def report(
     starttime: str, endtime: str, users: str, accounts: str, partitions: str, clusters: str,
-    as_json: bool, as_csv: bool, html: Path | None, force: bool,
+    as_json: bool, as_csv: bool, rows: str | None, html: Path | None, force: bool,
 ) -> None:  # fmt: skip
     """Show what was shared, what it cost and what it saved.
 
@@ -84,8 +86,8 @@ def report(
     Users see their own jobs.
     """
     period = check_period(starttime, endtime)
-    if as_json and as_csv:
-        raise BadInput("--json and --csv exclude each other")
+    if as_json + as_csv + bool(rows) > 1:
+        raise BadInput("--json, --csv and --format exclude each other")
     if html:
         check_page(html, force)
     uids = check_users(users)
@@ -98,13 +100,15 @@ def report(
     if isinstance(figures, PublishedSource):
         figures.ask_about(uids or ({os.geteuid()} if users else set()))
     with progress("Reading accounting", 1) as bar:
-        found = collect(slurm, figures, period, query, config.promises)
+        found = collect(slurm, figures, period, query, config)
         bar.update(1)
     if not found.jobs:  # nothing, or nothing possible?
         check_accounting_names(slurm, "account", accounts)
         check_accounting_names(slurm, "cluster", clusters)
     shadow = None
-    if isinstance(figures, StoreSource) and not (users or accounts or clusters or as_csv):  # of a part none can tell
+    if isinstance(figures, StoreSource) and not (
+        users or accounts or clusters or as_csv or rows
+    ):  # of a part none can tell
         found, shadow = _with_simulations(slurm, figures.store, config, found)
     if html:
         write_page(html, _page(slurm, figures, config, found, shadow))
@@ -112,6 +116,8 @@ def report(
         echo_json(to_json(found) | ({"shadow": shadow.document()} if shadow else {}))
     elif as_csv:
         click.echo(to_csv(found), nl=False)
+    elif rows:
+        click.echo(to_sacct(found), nl=False)
     else:
         click.echo(report_text(found))
         if shadow:
@@ -196,12 +202,15 @@ def _figures(found: Report) -> str:
         return lines_text(("GPU jobs", "none in this period"), ("to share", TO_SHARE))
     if not found.complete:
         return lines_text(("GPU jobs", jobs), ("shared", "--- (not known: see below)"))
+    gpu_hours = f"{hours(found.accounted_gpu_h)} as accounting sees them, {hours(found.gpu_h)} as they were"
     if not found.shared:
-        return lines_text(("GPU jobs", f"{jobs}, none shared a card"), ("to share", TO_SHARE), *_cpus(found.cpus))
+        first = ("GPU jobs", f"{jobs}, none shared a card"), ("GPU hours", gpu_hours)
+        return lines_text(*first, ("to share", TO_SHARE), *_cpus(found.cpus))
     isd, expected = found.isd_pct, found.expected_isd_pct
     saved = f"{hours(found.saved_gpu_h)}, {text_of(found.ps_pct, '.0f')} % of what they need alone (PS)"
     lines = [
         ("GPU jobs", f"{jobs}, {found.shared} shared a card"),
+        ("GPU hours", gpu_hours),
         ("GPU time saved", f"{saved}; {found.measured_spans} of {len(found.spans)} stays measured"),
         ("slow-down (ISD)", f"measured of {isd.count} of {found.shared} jobs that shared: {_spread(isd)}"),
     ]

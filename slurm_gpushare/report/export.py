@@ -1,17 +1,20 @@
-"""What commands print for programs: versioned JSON documents, and CSV with one line a job."""
+"""What commands print for programs: versioned JSON documents, CSV with one line a job, and rows as sacct has them."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from slurm_gpushare.helper.explain import words
+from slurm_gpushare.protocol.text import moment
 from slurm_gpushare.report.job_view import JobView
 from slurm_gpushare.report.status import GpuLine
 from slurm_gpushare.report.summary import Report
+from slurm_gpushare.slurm.accounting import AccountedJob
 
 JSON_VERSION = 2
 
@@ -28,11 +31,11 @@ _OF_A_LINE = {
 """Columns of the CSV, and the view's names for them."""
 CSV_COLUMNS = ("job_id", *_OF_A_LINE)
 _FIGURES = (
-    "profiled", "complete", "measured_spans", "ps_pct", "prediction_error_points", "predictions", "wait_forecast_h",
-    "waits_forecast", "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs", "given_back_s",
-    "given_back_jobs", "paused_s",
+    "profiled", "complete", "measured_spans", "accounted_gpu_h", "ps_pct", "prediction_error_points", "predictions",
+    "wait_forecast_h", "waits_forecast", "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs",
+    "given_back_s", "given_back_jobs", "paused_s",
 )  # fmt: skip
-_IF_COMPLETE = ("shared", "busy_gpu_h", "solo_gpu_h", "saved_gpu_h", "pauses")
+_IF_COMPLETE = ("shared", "gpu_h", "busy_gpu_h", "solo_gpu_h", "saved_gpu_h", "pauses")
 """Unknown as long as it is not known who shared."""
 _OF_A_JOB = (
     "raw_id", "state", "partition", "submit_s", "end_s", "limit_s", "cpus", "elapsed_s", "wait_forecast_s",
@@ -98,6 +101,32 @@ def to_csv(report: Report) -> str:
     for line in _lines(report):
         writer.writerow(line | {"partners": " ".join(partner or "---" for partner in line["partners"])})
     return out.getvalue()
+
+
+SACCT_COLUMNS = (
+    "JobID", "JobIDRaw", "Cluster", "UID", "User", "Account", "Partition", "State", "Submit", "Eligible", "Start",
+    "End", "ElapsedRaw", "NCPUS", "NNodes", "NodeList", "AllocTRES",
+)  # fmt: skip
+
+
+def to_sacct(report: Report) -> str:
+    """Rows as ``sacct --parsable2`` prints them, but for GPUs: as many as each job that has started had on average."""
+    rows = (job.accounted for job in report.jobs if job.accounted and job.elapsed_s is not None)
+    lines = [SACCT_COLUMNS, *(_sacct_cells(row, report.gpus[row.raw_id]) for row in rows)]
+    return "".join("|".join(cells) + "\n" for cells in lines)
+
+
+def _sacct_cells(row: AccountedJob, gpus: float | None) -> tuple[str, ...]:
+    tres = row.tres
+    if gpus is not None:
+        kept = [part for part in tres.split(",") if part and not re.match("gres/(gpu|shard)", part)]
+        tres = ",".join(sorted([*kept, f"gres/gpu={gpus:.4g}"]))
+    times = (row.submit_s, row.eligible_s, row.start_s, row.end_s)
+    return (
+        row.key, str(row.raw_id), row.slurm_cluster, str(row.uid), row.user, row.account, row.partition, row.state,
+        *(moment(time_s, "%Y-%m-%dT%H:%M:%S") if time_s else "Unknown" for time_s in times),
+        str(row.elapsed_s), str(row.cpus), str(len(row.nodes)), ",".join(row.nodes), tres,
+    )  # fmt: skip
 
 
 def job_json(job: JobView, story: Sequence[str], note: str) -> dict[str, Any]:

@@ -204,6 +204,18 @@ class JobView:
         stopped_s = max(self.paused_s - (wall_s - elapsed_s), 0.0)
         return self.cards * max(elapsed_s - stopped_s - self.shared_s / 2.0, 0.0)
 
+    def gpus_held(self, shards_per_gpu: int) -> float | None:
+        """GPUs that it had on average while it ran; None where nobody knows whether it shared.
+
+        Shards of a job that takes no part are those of a whole card (before Slurm 23.11.5), or were asked for as such.
+        """
+        row = self.accounted
+        if row is None or row.gpus or not row.shards:
+            return float(row.gpus) if row else None
+        if self.role == UNKNOWN or not self.elapsed_s:
+            return None
+        return self.gpu_s / self.elapsed_s if self.tag or self.stays else row.shards / shards_per_gpu
+
     @property
     def energy_kwh(self) -> float | None:
         """The card's mean power over its GPU time."""

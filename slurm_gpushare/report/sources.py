@@ -17,7 +17,7 @@ from slurm_gpushare.node.figures import run_figures
 from slurm_gpushare.protocol.errors import GpushareError, SlurmError
 from slurm_gpushare.protocol.history import of_job, sides_by_job
 from slurm_gpushare.protocol.record import Record
-from slurm_gpushare.protocol.settings import SitePromises
+from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.text import duration_text, moment
 from slurm_gpushare.report.job_view import History
 from slurm_gpushare.report.summary import Report, summarise
@@ -237,14 +237,15 @@ def _activity(record: Record) -> Pair:
 
 
 def collect(
-    slurm: Slurm, source: Source, period: tuple[datetime, datetime], query: AccountingQuery, promise: SitePromises
+    slurm: Slurm, source: Source, period: tuple[datetime, datetime], query: AccountingQuery, config: Config
 ) -> Report:
     """The report of `period`, local time, on the jobs of `query`. What `source` does not know is told as unknown."""
     start_s, end_s = (moment.timestamp() for moment in period)
     start, end = (moment.strftime("%Y-%m-%dT%H:%M:%S") for moment in period)
     found = slurm.accounting(replace(query, start=start, end=end))
     jobs = (job for job in _with_tags(slurm, found) if job.gpus or job.shards or job.tag)
-    return summarise(jobs, source.between(start_s, end_s), promise, start_s, end_s)
+    known = source.between(start_s, end_s)
+    return summarise(jobs, known, config.promises, start_s, end_s, config.shards_per_gpu)
 
 
 def _with_tags(slurm: Slurm, jobs: Sequence[AccountedJob]) -> Sequence[AccountedJob]:

@@ -98,8 +98,20 @@ class Report:
     pairs: tuple[PairLine, ...]
     owners: tuple[OwnerLine, ...]
     cpus: CpuSummary
+    gpus: Mapping[int, float | None]
+    """GPUs that each job had on average while it ran, by SLURM_JOB_ID; None: not known."""
     waiting_avoided_h: Mapping[str, float] | None = None
     """Job hours of waiting that a plain Slurm would have had more, ``low`` and ``high``; worked out afterwards."""
+
+    @property
+    def gpu_h(self) -> float:
+        """GPU hours of all jobs as they were: of a card that two have, half is counted for each."""
+        return sum((self.gpus[job.raw_id] or 0.0) * (job.elapsed_s or 0.0) for job in self.jobs) / 3600
+
+    @property
+    def accounted_gpu_h(self) -> float:
+        """The same as accounting has them: no ``gres/gpu`` of a job that shares, and so none of its hours."""
+        return sum(job.accounted.gpus * (job.elapsed_s or 0.0) for job in self.jobs if job.accounted) / 3600
 
     @property
     def saved_gpu_h(self) -> float:
@@ -132,8 +144,9 @@ class Report:
 
 
 def summarise(
-    accounted: Iterable[AccountedJob], known: History, promise: SitePromises, start_s: float, end_s: float
-) -> Report:
+    accounted: Iterable[AccountedJob], known: History, promise: SitePromises, start_s: float, end_s: float,
+    shards_per_gpu: int = 2,
+) -> Report:  # fmt: skip
     """The report of a period. A span counts for those of its two jobs that are among `accounted`, half for each."""
     jobs = views_of(accounted, known, promise, end_s)
     by_id = {job.raw_id: job for job in jobs}
@@ -179,6 +192,7 @@ def summarise(
         pairs=_pair_lines(kept, by_id, end_s),
         owners=_owner_lines(jobs, saved),
         cpus=summarise_cpus(jobs),
+        gpus={job.raw_id: job.gpus_held(shards_per_gpu) for job in jobs},
     )
 
 

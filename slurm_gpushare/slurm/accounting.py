@@ -96,6 +96,8 @@ class AccountedJob:
     """As accounted. 22.05 adds the shards of before an update to those of after it: take shares from our own record."""
     tag: Tag | None
     admin_comment: str = ""
+    tres: str = ""
+    """AllocTRES, as sacct wrote it."""
 
     @property
     def cards(self) -> int:
@@ -133,6 +135,7 @@ def _accounted(row: dict[str, str]) -> AccountedJob:
         shards=_gres_count(allocated, "shard"),
         tag=parse_tag(values.text(row["AdminComment"])),
         admin_comment=values.text(row["AdminComment"]),
+        tres=intern(values.text(row["AllocTRES"])),
     )
 
 

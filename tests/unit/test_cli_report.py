@@ -21,7 +21,8 @@ from slurm_gpushare.protocol.settings import DEFAULTS
         (["-E", "2026-13-01"], "'2026-13-01' is not a time"),
         (["-S", "2026-11-02", "-E", "2026-11-01"], "the period is empty"),
         (["-u", "no-such-user"], "there is no user 'no-such-user'"),
-        (["--json", "--csv"], "--json and --csv exclude each other"),
+        (["--json", "--csv"], "--json, --csv and --format exclude each other"),
+        (["--csv", "--format=sacct"], "--json, --csv and --format exclude each other"),
         (["--html", "report.html"], "report.html: exists already"),
     ],
 )

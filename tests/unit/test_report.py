@@ -9,6 +9,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -19,7 +20,7 @@ from slurm_gpushare.protocol.settings import SitePromises
 from slurm_gpushare.protocol.tag import Paused, Tag, parse_tag
 from slurm_gpushare.protocol.text import natural
 from slurm_gpushare.report import report_page
-from slurm_gpushare.report.export import CSV_COLUMNS, to_csv, to_json
+from slurm_gpushare.report.export import CSV_COLUMNS, to_csv, to_json, to_sacct
 from slurm_gpushare.report.job_figures import Distribution, spread, whole_run_isd_pct
 from slurm_gpushare.report.job_view import History, JobView
 from slurm_gpushare.report.pages import ticks
@@ -322,6 +323,28 @@ def test_csv_and_json_say_the_same(pair: Report) -> None:
     assert (document["format"], document["version"]) == ("gpushare-report", 2)
     assert [row["isd_pct"] for row in rows] == [str(entry["isd_pct"]) for entry in document["jobs"]]
     assert rows[0]["partners"] == "2"
+
+
+def test_gpu_hours_of_a_card_that_two_have_are_counted_once_where_accounting_counts_none(pair: Report) -> None:
+    whole, of_2205 = job(3, 0, 900, None), replace(job(4, 0, 900, None), gpus=0, shards=2)
+    found = summary([*map(row, pair.jobs), whole, of_2205], pair.spans)
+    assert found.accounted_gpu_h * 3600 == pytest.approx(900)
+    assert found.gpu_h * 3600 == pytest.approx(2000 + 900 + 900)
+    assert "GPU hours         15 min as accounting sees them, 63 min as they were" in report_text(found)
+
+
+def test_rows_for_other_tools_are_as_sacct_writes_them_with_fractions_of_gpus(pair: Report) -> None:
+    tres = "billing=1,cpu=1,gres/shard:v100_1=1,gres/shard=1,mem=8G,node=1"
+    jobs = [replace(row(view), tres=tres) for view in pair.jobs] + [replace(job(3, 0, None, None), tres="gres/gpu=1")]
+    rows = list(csv.DictReader(io.StringIO(to_sacct(summary(jobs, pair.spans))), delimiter="|"))
+    half = "billing=1,cpu=1,gres/gpu={},mem=8G,node=1"
+    assert [one["AllocTRES"] for one in rows] == [half.format("0.75"), half.format("0.5"), "gres/gpu=1"]
+    assert [one["ElapsedRaw"] for one in rows] == ["2000", "1000", "4000"]
+    assert (rows[1]["JobID"], rows[1]["User"], rows[1]["NodeList"], rows[1]["NNodes"]) == ("2", "bob", "gpu0", "1")
+    assert rows[2]["End"] == "Unknown"
+    assert datetime.fromisoformat(rows[1]["Start"]).timestamp() == T0 + 500
+    nobody_knows = to_sacct(summarise(jobs[:1], History(), PROMISE, T0, T0 + 4000))
+    assert nobody_knows.splitlines()[1].endswith(f"|{tres}")
 
 
 def test_partners_are_named_as_their_rows_are() -> None:
