@@ -106,6 +106,7 @@ def test_the_number_of_gpus_is_the_most_in_use_at_once() -> None:
     assert most_in_use([PastJob("gpu", 0, 10, 4), PastJob("gpu", 10, 10, 4)]) == 4
 
 
+@pytest.mark.slow
 def test_a_crowded_partition_gains_and_says_how_much_as_a_band() -> None:
     jobs = [replace(job, duration_s=300.0 * (1 + n * 37 % 11) ** 2) for n, job in enumerate(past(300))]
     found = assess_partition("gpu", jobs, gpus=8, draws=3)

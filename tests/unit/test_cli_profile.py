@@ -40,6 +40,7 @@ def test_without_a_configuration_the_command_runs_all_the_same(job_env: dict[str
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_and_only_there(job_env: dict[str, str]) -> None:
     command = [*GPUSHARE, "--", "sh", "-c", "sleep 0.5; test -t 1"]
     pid, terminal = pty.fork()

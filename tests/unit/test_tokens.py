@@ -42,6 +42,7 @@ def test_a_workload_that_took_the_whole_card_in_advance_is_marked(home: dict[str
     assert told["preallocated"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "shown"), [(600.0, "a-name-of-t"), (20 * 86_400.0, "a-name-o")])
 def test_a_long_name_is_cut_to_what_80_columns_leave_and_scripts_get_it_whole(
     home: dict[str, str], tmp_path: Path, seconds: float, shown: str
