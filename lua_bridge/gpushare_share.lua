@@ -174,7 +174,9 @@ local function shareable(job, settings, asks, known)
 end
 
 local LEAVE_OUT = "To have %s alone, leave out --comment=gpushare:..."
-local PROBED = "first run of this workload: it gets a whole GPU and is measured. Later runs may share."
+local PROBED = "first run of this workload: it gets a whole GPU and is measured. Runs submitted after that may share."
+local PROBED_LATER = "first run of this workload: it gets a whole GPU and is measured. "
+  .. "Whatever still waits when that is done may share."
 local PROBED_NODE = "first run of this workload on a whole node: it has the node alone and is measured. Later runs may share."
 local SHARED = "this job may share its GPU with another. " .. LEAVE_OUT:format("a GPU")
 local LEASED = "this job may share its GPU with another; finding one may take %d s of its waiting time. "
@@ -229,7 +231,7 @@ local function workload_of(job, settings, token, count)
   end
   local model = found.uid and measured_on(job.models, found, count)
   if not model then
-    return { status = "unknown" }
+    return { status = "unknown", away = away }
   elseif away then
     return { status = "away" }
   end
@@ -281,21 +283,48 @@ local function curve_cpus(read, asks, wanted, known, most)
   return (now == before and SAME_CPUS or CURVE):format(now, before)
 end
 
--- A job that is measured and does not share: its workload is "unknown", or known while the helper is "away" or the site
--- only works out what sharing would do. The tag says whose telemetry it is, also for a job that ends before a helper is
--- back, and of a known workload what its owner accepts.
-local function measured(job, settings, asks, consent, status)
-  local wanted = {}
+-- The owner's own words; what a site sets for everybody (JobRequeue=1) is not in the submission.
+local function may_be_requeued(job, consent)
+  return (consent.requeue or (consent.requeue == nil and job.read("requeue") == 1)) and 1 or nil
+end
+
+-- What a first run on one GPU becomes that can share if it still waits when its workload is known: {fields to write}, and
+-- its request, as of `shareable`. nil where the helper could not change it: before that release, where something comes
+-- with each GPU (options, or DefMemPerGPU, which a waiting request for a GPU carries), and for a GPU of each task.
+local function may_wait(job, settings, asks)
+  local read = job.read
+  local plain = not (asks.per_gpu or asks.per_task or read("cpus_per_tres") or read("mem_per_tres") or read("tres_bind"))
+  if settings.slurm_version < since.gpu_becomes_shard or settings.policy == "shadow" or not plain then
+    return nil
+  elseif not is_old(settings) and common_default(settings.def_mem_per_gpu_mib, job.partitions) then
+    return nil
+  end
+  return shareable(job, settings, asks)
+end
+
+-- A job that is measured and does not share: its workload is unknown (`found` of `workload_of` says so), or known while
+-- the helper is away or the site only works out what sharing would do. The tag says whose telemetry it is, also for a job
+-- that ends before a helper is back, and of a workload that is known, or may be in time, what its owner accepts.
+local function measured(job, settings, asks, consent, found)
+  local unknown, away = found.status == "unknown", found.status == "away"
+  local wanted, what
   if asks.gpus > 1 then
     wanted = shareable(job, settings, asks)
-  elseif is_old(settings) then
-    wanted = gpus.attempt(shareable, job, settings, asks) or {}
+  elseif unknown and not found.away then
+    wanted, what = gpus.attempt(may_wait, job, settings, asks)
+    what = wanted and what -- else it is a reason
   end
-  local unknown, away = status == "unknown", status == "away"
-  local tag = { token = consent.token, gang = asks.gpus > 1 and asks.gpus or nil }
-  tag.max_isd_pct = not unknown and consent.max or nil
+  if not wanted and is_old(settings) then
+    wanted = gpus.attempt(shareable, job, settings, asks)
+  end
+  wanted = wanted or {}
+  local tag = { token = consent.token, original = what, gang = asks.gpus > 1 and asks.gpus or nil }
+  if what or not unknown then
+    tag.max_isd_pct, tag.requeue = consent.max, what and may_be_requeued(job, consent)
+  end
   wanted.admin_comment = jobs.with_tag(job.read("admin_comment"), tag, unknown)
-  local line = (asks.gpus > 1 and PROBED_NODE) or (settings.policy == "shadow" and SHADOWED) or PROBED
+  local probed = settings.policy == "shadow" and SHADOWED or (what and PROBED_LATER or PROBED)
+  local line = asks.gpus > 1 and PROBED_NODE or probed
   return {
     wanted = wanted,
     line = not away and line or nil,
@@ -326,8 +355,7 @@ local function shared(job, settings, asks, consent, known)
     nodes = job.read("req_nodes"),
     lease = leased and 1 or nil,
     max_isd_pct = consent.max,
-    -- The owner's own words; what a site sets for everybody (JobRequeue=1) is not in the submission.
-    requeue = (consent.requeue or (consent.requeue == nil and job.read("requeue") == 1)) and 1 or nil,
+    requeue = may_be_requeued(job, consent),
   })
   return {
     wanted = wanted,
@@ -346,7 +374,7 @@ local function what_becomes(job, settings, consent)
   if found.status == "known" and settings.policy ~= "shadow" then
     return shared(job, settings, asks, consent, found)
   elseif found.status ~= "none" then
-    return measured(job, settings, asks, consent, found.status)
+    return measured(job, settings, asks, consent, found)
   elseif not is_old(settings) or found.stale or M.is_stale(settings) then
     return { reason = found.reason, fault = found.fault }
   end

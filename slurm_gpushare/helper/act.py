@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from slurm_gpushare.helper import explain, log
@@ -17,6 +17,8 @@ from slurm_gpushare.helper.changes import (
     Outcome,
     adoptions,
     apply_to,
+    conversions,
+    convertible,
     leave,
     only_measured,
     read_again,
@@ -28,7 +30,7 @@ from slurm_gpushare.helper.observe import View
 from slurm_gpushare.helper.placements import RecentView, as_changed
 from slurm_gpushare.protocol.history import Decision, StoredJob
 from slurm_gpushare.protocol.settings import Config
-from slurm_gpushare.protocol.tag import parse_tag, with_tag
+from slurm_gpushare.protocol.tag import clear_consent, parse_tag, with_tag
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
@@ -155,6 +157,19 @@ class Comments:
             self._asked_s -= EVERY_S  # the rest at the next look
         await self._adopt(missed, comments, view, config, outcomes)
 
+    async def convert(self, view: View, config: Config, outcomes: Counter[str]) -> None:
+        """Let first runs share that still wait although their workload has been measured, the next to start first."""
+        waiting = convertible(view.jobs.values())
+        if not waiting:
+            return
+        cluster_of = await Work(self._clusters, {job.tag.token for job in waiting if job.tag}, config)
+        known = [job for job in waiting if job.tag and cluster_of(job.tag.token, job.uid) is not None]
+        known = sorted(known, key=lambda job: (-job.priority, job.raw_id, job.task_id or 0))[:MANY]
+        comments = await Work(self._slurm.comments, [job.key for job in known]) if known else {}
+        async for job, change in self._changer.in_time(conversions(known, comments, cluster_of), "convert"):
+            if await self._done(job, change, "convert", outcomes):
+                self._decisions.append(explain.noted(job, "converted", view.now_s))
+
     async def let_go(self, view: View, outcomes: Counter[str]) -> None:
         """Take off what is left of ours in jobs whose owners opted out."""
         left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
@@ -185,20 +200,26 @@ class Comments:
         self, missed: Sequence[Job], comments: Mapping[str, str], view: View, config: Config, outcomes: Counter[str]
     ) -> None:
         """Tag jobs that the hook missed."""
-        profiles, anew = self._store.profiles, self._store.conduct.to_measure()
-        own_names = models_of(self._store.database, config.gpu_models).values()
-
-        def cluster_of(token: str, uid: int) -> int | None:
-            found = {} if token in anew else profiles.by_model({token})
-            known = [found[model][token] for model in own_names if model in found]
-            return known[0].cluster if known and known[0].owner_uid == uid else None
-
-        found = await Work(adoptions, missed, comments, cluster_of)
+        consents = (clear_consent(comments.get(job.key, "")) for job in missed)
+        cluster_of = await Work(self._clusters, {consent.token for consent in consents if consent}, config)
+        found = adoptions(missed, comments, cluster_of)
         # The hook leaves srun and salloc alone, and says so.
         batch = await Work(self._slurm.batch_jobs, [job.key for job, _ in found]) if found else frozenset()
         for job, change in found:
             if job.key in batch and await self._done(job, change, "tag", outcomes):
                 self._decisions.append(explain.noted(job, "tagged", view.now_s))
+
+    def _clusters(self, tokens: Collection[str | None], config: Config) -> Callable[[str | None, int], int | None]:
+        """Tells the cluster of a token of a user's that was measured on all of the site's models."""
+        profiles = self._store.profiles.by_model({token for token in tokens if token})
+        own_names, anew = models_of(self._store.database, config.gpu_models).values(), self._store.conduct.to_measure()
+
+        def cluster_of(token: str | None, uid: int) -> int | None:
+            known = [profiles.get(model, {}).get(token or "") for model in own_names]
+            first = known[0] if known and token not in anew else None
+            return first.cluster if all(known) and first is not None and first.owner_uid == uid else None
+
+        return cluster_of
 
     async def _done(self, job: Job, change: Change, event: str, outcomes: Counter[str]) -> bool:
         return (await self._changer.apply(job, change, event, outcomes)).outcome is Outcome.DONE

@@ -259,12 +259,35 @@ def adoptions(
 
 
 def only_measured(jobs: Iterable[Job]) -> list[Job]:
-    """Jobs with a tag whose requests nobody has changed: first runs, and those that the hook missed.
+    """Jobs with a tag that the hook lets their owners change: first runs, and those that it missed.
 
     Of a gang the hook changes the request from the first run on.
     """
     tagged = ((job, job.tag) for job in jobs if (job.pending or job.running) and job.tag is not None)
-    return [job for job, tag in tagged if tag.original is None and tag.gang is None]
+    return [job for job, tag in tagged if (tag.probe or tag.original is None) and tag.gang is None]
+
+
+def convertible(jobs: Iterable[Job]) -> list[Job]:
+    """First runs that wait in the form in which the hook wrote them so that they can share once they are known."""
+    waiting = ((job, job.tag) for job in jobs if job.pending and job.tag is not None and job.tag.probe)
+    return [job for job, tag in waiting if tag.original and parse_gres(job.per_node) == parse_gres(tag.original)]
+
+
+def conversions(
+    jobs: Iterable[Job], comments: Mapping[str, str], cluster_of: Callable[[str, int], int | None]
+) -> list[tuple[Job, Change]]:
+    """What makes sharers of `convertible` jobs whose workload was measured while they waited.
+
+    Their requests, and so their places in the queue, stay. Their owners may have changed their minds: the comments say.
+    """
+    found = []
+    for job in jobs:
+        tag, consent = job.tag, clear_consent(comments.get(job.key, ""))
+        cluster = cluster_of(consent.token, job.uid) if consent else None
+        if tag is not None and consent is not None and consent.token == tag.token and cluster is not None:
+            comment = with_tag(job.admin_comment, replace(tag, probe=False, cluster=cluster))
+            found.append((job, Change(job.key, {**_only_while_pending(job), "AdminComment": comment})))
+    return found
 
 
 def withdrawals(jobs: Iterable[Job], comments: Mapping[str, str]) -> list[tuple[Job, Change]]:

@@ -255,6 +255,7 @@ DONE = {
     "taken-back": "placement taken back: {why}",
     "extended": "time limit lengthened by what its neighbour cost it",
     "tagged": "tagged, since the submit hook was away; its request is untouched",
+    "converted": "its workload has been measured while it waited: it may share now",
     "past-profile": "took more of the GPU than when it was measured: it is measured anew, and counted as a strike",
     "ran-while-paused": "used {seen} % of the GPU while it was paused: not paused again, and counted as a strike",
     OPTED_OUT: "taken out of sharing by its owner",

@@ -201,6 +201,7 @@ class Helper:
         if not self.places_nobody:
             await self.state.comments.restore_tags(view, self.state.known or {}, report.outcomes)
             await self.state.comments.follow(view, self.config, report.outcomes)
+            await self.state.comments.convert(view, self.config, report.outcomes)
         await self.state.comments.let_go(view, report.outcomes)
 
     async def _follow_pairs(self, view: View, report: TickReport) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from gpushare_lab.experiment.submitting import show
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site, original
 
-from slurm_gpushare.helper.occupancy import GpuAddress, placed_card, token_of
+from slurm_gpushare.helper.occupancy import GpuAddress, parse_card, placed_card, token_of
 from slurm_gpushare.protocol.tag import Tag
+from slurm_gpushare.protocol.tokens import new_token
+from slurm_gpushare.slurm.commands import connect
 from slurm_gpushare.store.stored_jobs import EVER
 
 
@@ -51,6 +55,33 @@ def test_a_known_job_is_placed_on_one_card_and_starts_there(site: Site) -> None:
     assert after.shard is not None
     assert after.shard.count == 1, "half of the card stays free for a complement"
     assert report.calls <= 4 + 1, "two questions, the job once more, now and then a fourth, and one update"
+
+
+def test_the_rest_of_an_array_shares_once_its_first_tasks_were_measured(site: Site) -> None:
+    """Its tasks wait as plain jobs do, become sharers where they stand, and get their whole card back on release."""
+    with site.environment():
+        if not connect().release.can("gpu_becomes_shard"):
+            pytest.skip("this Slurm cannot turn a waiting GPU into shards")
+    resident, token = site.submit(0), new_token()
+    site.tick("fcfs")
+    site.wait_running([resident])
+    card = parse_card(site.jobs()[resident].tag.placed)
+    everywhere = site.tick().view.cards
+    site.block(other for other in everywhere if other != card)
+    array = site.plain("--array=0-5", "--gpus=1", f"--comment=gpushare:{token},max=40", "--time=20")
+    before = {key: job for key, job in site.jobs().items() if key.startswith(array)}
+    assert all(job.pending and job.tag.probe for job in before.values())
+    enter_profiles(site.store, [KnownProfile(token, 0, "V100", 2000, 16384, 1, 600.0)])
+    site.tick("fcfs")
+    for key, was in before.items():
+        job = site.jobs()[key]
+        assert job.tag == replace(was.tag, probe=False, cluster=1), "with its owner's own cap"
+        assert (job.priority, job.submit_s, job.per_node) == (was.priority, was.submit_s, was.per_node)
+    site.tick("fcfs")
+    guest = f"{array}_0"
+    site.wait_running([guest])
+    assert parse_card(site.jobs()[guest].tag.placed) == card
+    assert sorted(key for key, job in site.jobs().items() if original(job)) == sorted(before.keys() - {guest})
 
 
 def test_jobs_share_when_cards_run_out_and_the_store_remembers_it(site: Site) -> None:

@@ -70,7 +70,7 @@ local function random_job(tokens)
 end
 
 local function check_tag(tag)
-  local probe = tag:match("^GS1:probe;t=gs%-[a-z2-7]+$")
+  local probe = tag:match("^GS1:probe;t=gs%-[a-z2-7]+$") or tag:match("^GS1:probe;t=gs%-[a-z2-7]+;o=gpu:1[;%w=]*$")
   local shared = tag:match("^GS1:c=%d+;t=gs%-[a-z2-7]+;o=gpu:1[;%w=._-]*$")
   assert(probe or shared, "an odd tag: " .. tag)
 end

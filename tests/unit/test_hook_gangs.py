@@ -120,7 +120,7 @@ def test_without_a_helper_a_gang_runs_as_written(hook: LuaHook, token: str) -> N
 
 def test_a_workload_on_another_number_of_gpus_is_measured_anew(hook: LuaHook) -> None:
     answer = hook.submit(**SHARED, tres_per_node="gres/gpu:1")
-    assert answer.fields == {"admin_comment": f"GS1:probe;t={KNOWN}"}
+    assert answer.fields["admin_comment"] == f"GS1:probe;t={KNOWN};o=gpu:1"
 
 
 @pytest.mark.parametrize(

@@ -117,10 +117,47 @@ def test_interactive_jobs_are_left_alone(hook: LuaHook) -> None:
     assert "only sbatch jobs" in answer.said[0]
 
 
-def test_unknown_token_is_probed_with_the_request_as_it_was(hook: LuaHook) -> None:
+@pytest.mark.parametrize(
+    "desc", [{"tres_per_job": "gres/gpu:1"}, {"tres_per_node": "gres/gpu:1"}, {"tres_per_node": "gres/gpu:v100:1"}]
+)
+def test_a_first_run_is_written_so_that_it_can_share_if_it_still_waits_when_it_is_known(
+    hook: LuaHook, desc: dict[str, str]
+) -> None:
+    answer = hook.submit(comment=f"gpushare:{UNKNOWN},max=10,requeue=yes", **desc)
+    assert answer.fields.get("tres_per_node", "gres/gpu:1") == "gres/gpu:1", "a whole GPU"
+    assert parse_tag(answer.fields["admin_comment"]) == Tag(
+        probe=True, token=UNKNOWN, original="gpu:1", max_isd_pct=10, requeue=True
+    )
+    assert "begin_time" not in answer.fields, "no lease: it waits for nobody but Slurm"
+    assert "Whatever still waits when that is done may share" in answer.said[0]
+
+
+ONLY_LATER: dict[str, tuple[dict[str, str], dict[str, str | int]]] = {
+    "22.05": ({"SlurmVersion": OLD}, {"tres_per_node": "gres:gpu:1"}),
+    "memory of each GPU": ({}, {"tres_per_node": "gres/gpu:1", "mem_per_tres": "gres/gpu:100"}),
+    "CPUs of each GPU": ({}, {"tres_per_node": "gres/gpu:1", "cpus_per_tres": "gres/gpu:4"}),
+    "DefMemPerGPU": ({"DefMemPerGpu": "gpu:9000"}, {"tres_per_node": "gres/gpu:1"}),
+    "a GPU of each task": ({}, {"tres_per_task": "gres/gpu:1"}),
+    "a clock of its own": ({}, {"tres_per_node": "gres/gpu:1", "tres_freq": "gpu:low"}),
+}
+
+
+@pytest.mark.parametrize(("settings", "desc"), ONLY_LATER.values(), ids=ONLY_LATER)
+def test_a_first_run_that_cannot_be_changed_any_more_stays_as_it_is_and_says_so(
+    hook: LuaHook, settings: dict[str, str], desc: dict[str, str | int]
+) -> None:
+    hook.configure(**settings)
+    answer = hook.submit(comment=f"gpushare:{UNKNOWN}", **desc)
+    assert answer.fields.pop("admin_comment") == f"GS1:probe;t={UNKNOWN}"
+    assert answer.fields == hook.submit(**desc).fields, "what a job without a token becomes"
+    assert "Runs submitted after that may share." in answer.said[0]
+
+
+def test_without_a_helper_a_first_run_is_left_as_written(hook: LuaHook) -> None:
+    hook.hook_file.unlink()
+    hook.write_hook_file(heartbeat_age_s=3600)
     answer = hook.submit(comment=f"gpushare:{UNKNOWN}", tres_per_job="gres/gpu:1")
     assert answer.fields == {"admin_comment": f"GS1:probe;t={UNKNOWN}"}
-    assert "measured" in answer.said[0]
 
 
 def test_a_job_with_another_users_token_runs_as_written_and_is_told_what_to_do(hook: LuaHook) -> None:
@@ -279,7 +316,8 @@ def test_before_23_11_5_any_single_gpu_is_all_shards_of_one(hook: LuaHook, relea
     typed = hook.submit(tres_per_job="gres:gpu:v100:1").fields
     assert (typed["tres_per_node"], typed["features"]) == ("gres:shard:2", "v100")
     probe = hook.submit(comment=f"gpushare:{UNKNOWN}", tres_per_node="gres:gpu:1").fields
-    assert probe == {"tres_per_node": "gres:shard:2", "admin_comment": f"GS1:probe;t={UNKNOWN}"}
+    may_wait = "" if release == OLD else ";o=shard:2"
+    assert probe == {"tres_per_node": "gres:shard:2", "admin_comment": f"GS1:probe;t={UNKNOWN}{may_wait}"}
     assert hook.submit(tres_per_job="gres:gpu:2").untouched
     assert hook.submit(batch=False, tres_per_job="gres:gpu:1").untouched
 
