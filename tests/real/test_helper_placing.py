@@ -78,10 +78,10 @@ def test_the_rest_of_an_array_shares_once_its_first_tasks_were_measured(site: Si
         assert job.tag == replace(was.tag, probe=False, cluster=1), "with its owner's own cap"
         assert (job.priority, job.submit_s, job.per_node) == (was.priority, was.submit_s, was.per_node)
     site.tick("fcfs")
-    guest = f"{array}_0"
-    site.wait_running([guest])
-    assert parse_card(site.jobs()[guest].tag.placed) == card
-    assert sorted(key for key, job in site.jobs().items() if original(job)) == sorted(before.keys() - {guest})
+    assert wait_until(lambda: any(site.jobs()[key].running for key in before), 60), site.picture()
+    after = {key: site.jobs()[key] for key in before}
+    assert [parse_card(job.tag.placed) for job in after.values() if job.running] == [card], "beside the resident"
+    assert sum(original(job) for job in after.values()) == 5, "the others wait for whole GPUs"
 
 
 def test_jobs_share_when_cards_run_out_and_the_store_remembers_it(site: Site) -> None:
