@@ -262,6 +262,8 @@ DONE = {
     "slowed": "slowed more than promised: {why}. These two workloads are kept apart for two weeks",
     "outgrown": "{why}",
     "card-fault": "its card was lost, or has errors that cannot be corrected; nobody joins anybody there",
+    "mps-fault": "the MPS server of its card is in FAULT or does not answer: its work on the card may be lost; nobody "
+    "joins it there, and MPS is started anew once the card is empty",
     "resume-waits": "still paused: {why}",
     "requeued": "requeued: {why}",
     "preempted": "{why}",

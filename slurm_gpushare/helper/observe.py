@@ -129,11 +129,21 @@ def _gpu(card: GpuAddress, use: CardUse, node: Node, config: Config, facts: Queu
         and use.shards_total >= 2
         and site_model in config.gpu_models
         and bool(set(node.partitions) & set(config.partitions)),
-        exclusive_process=card in facts.one_process or card in facts.off,
+        exclusive_process=card in facts.one_process or card in facts.off or (card in facts.mps and _kills(use, now_s)),
         mps=facts.mps.get(card),
         blind=card in facts.blind,
         occupants=tuple(occupants),
     )
+
+
+_KILLED_AFTER_S = 3.0
+"""A job that takes longer to end than any epilog holds its card is one that has not obeyed, and is killed."""
+
+
+def _kills(use: CardUse, now_s: float) -> bool:
+    """Whether a sharer is being killed: as a client of MPS it may take those beside it along."""
+    ending = (share.job for share in use.occupants if share.job.state == "COMPLETING")
+    return not all(leaving(job, now_s, _KILLED_AFTER_S) for job in ending)
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,15 +307,18 @@ class Pauses:
         change = Change(job.key, {"AdminComment": with_tag(job.admin_comment, tag)})
         return Mark(job, change, "woken", why, explain.noted(job, RAN_ON, now_s))
 
-    def orders(self, now_s: float) -> dict[str, StopOrder]:
-        """What each node is to be told now: those with somebody who stands still, and once more after the last."""
+    def orders(self, now_s: float, dying: Iterable[Job] = ()) -> dict[str, StopOrder]:
+        """What each node with jobs that stand still, or are `dying`, is to be told, and once more after the last."""
         self._number = max(self._number + 1, round(1000 * now_s))
-        by_node: dict[str, set[int]] = {node: set() for node in self._told}
-        for raw_id, pause in self._now.items():
-            for node in pause.job.nodes:
-                by_node.setdefault(node, set()).add(raw_id)
-        self._told = {node for node, jobs in by_node.items() if jobs}
-        return {node: StopOrder(self._number, frozenset(jobs)) for node, jobs in by_node.items()}
+        found = dict.fromkeys(self._told, StopOrder(self._number))
+        self._told = set()
+        named = [("jobs", pause.job) for pause in self._now.values()] + [("dying", job) for job in dying]
+        for name, job in named:
+            for node in job.nodes:
+                order = found.get(node, StopOrder(self._number))
+                found[node] = replace(order, **{name: getattr(order, name) | {job.raw_id}})
+                self._told.add(node)
+        return found
 
     def let_all_go(self, now_s: float) -> dict[str, StopOrder]:
         """Orders that keep nobody: for a helper that stops."""
@@ -347,6 +350,16 @@ def release_paused(slurm: Slurm, jobs: Iterable[Job], spool_dir: Path | None, dr
     if spool_dir is not None:
         write_orders(spool_dir, pauses.orders(now_s))
     return [apply(slurm, pauses.mark_ended(job, "released", now_s).change) for job in marked]
+
+
+def dying(jobs: Iterable[Job], slurm_conf: Mapping[str, str], lead_s: float, now_s: float) -> list[Job]:
+    """Jobs with a token that Slurm is about to kill: so close to KillWait after their end, and still there.
+
+    Until then who was told to end may write a checkpoint. As a client of MPS it must not die with work on the card.
+    """
+    kill_wait_s = int(slurm_conf.get("KillWait", "30 sec").split()[0])
+    ending = (job for job in jobs if job.state == "COMPLETING" and job.tag is not None)
+    return [job for job in ending if job.end_s is None or now_s - job.end_s >= kill_wait_s - lead_s]
 
 
 def tell_nodes(config: Config, store: Store, orders: Mapping[str, StopOrder]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
 from slurm_gpushare.helper import log
 from slurm_gpushare.helper.durations import UNKNOWN_SITE, UsualScatter, usual_scatter
+from slurm_gpushare.helper.explain import DONE
 from slurm_gpushare.helper.gpu_limits import SiteLimits
 from slurm_gpushare.helper.loop import Work
 from slurm_gpushare.helper.occupancy import GpuAddress, token_of
@@ -122,6 +124,9 @@ def facts_by_token(profiles: Mapping[str, Profile]) -> dict[str, TokenFacts]:
     return {token: replace(facts, usual_scatter=usual) for token, facts in found.items()}
 
 
+_CARD_FAULT, _MPS_FAULT = "card-fault", "mps-fault"
+
+
 class StoreReader:
     """Reads facts from the store once a tick."""
 
@@ -129,13 +134,13 @@ class StoreReader:
         self._store = store
         self._card_mem_mib: dict[str, int] = {}
         self._latest: dict[GpuAddress, Record] = {}
-        self._unsound: dict[GpuAddress, set[int]] = {}
-        """Cards that are lost or report errors, with the jobs whose records said so."""
+        self._faults: dict[tuple[GpuAddress, str], set[int]] = {}
+        """Cards in trouble, by kind of decision, with the jobs whose records said so."""
         self._outsiders: dict[GpuAddress, str] = {}
         """Cards on which processes of no job were seen, and during which run that was said."""
         self._records_since_s = 0.0
-        self.to_tell: list[int] = []
-        """Jobs whose owners are to hear that their card is not sound."""
+        self.to_tell: list[tuple[int, str]] = []
+        """Jobs whose owners are to hear of their card's trouble, with the kind of decision that tells them."""
         self.records: list[Record] = []
         """The interim records of the last two minutes, one for each running job."""
 
@@ -156,8 +161,10 @@ class StoreReader:
             card = GpuAddress(record.node, record.gpu_index)
             self._latest[card] = record
             self._say_outsiders(card, record)
-            self._note_unsound(card, record)
+            self._note_faults(card, record)
         self._records_since_s = now_s - 120.0
+        running = {job.raw_id for job in jobs if job.running}  # once they have left MPS is started anew
+        closed = {card for (card, kind), known in self._faults.items() if kind == _MPS_FAULT and known & running}
         return QueueFacts(
             workloads={model: facts_by_token(found) for model, found in profiles.items()},
             own_names=models_of(self._store.database, site_models),
@@ -165,11 +172,13 @@ class StoreReader:
             card_mem_mib=dict(self._card_mem_mib),
             one_process=frozenset(
                 card for card, it in self._latest.items() if it.one_process or it.untold_s >= UNTOLD_MOST_S
-            ),
+            )
+            | closed,
             mps={card: record.mps for card, record in self._latest.items() if record.mps},
             blind=frozenset(card for card, record in self._latest.items() if record.blind),
             off=frozenset(
-                {GpuAddress(card.node, card.gpu) for card in self._store.knowledge.off_cards()} | self._unsound.keys()
+                {GpuAddress(card.node, card.gpu) for card in self._store.knowledge.off_cards()}
+                | {card for card, kind in self._faults if kind == _CARD_FAULT}
             ),
             # Where a node has not told yet, the smallest card of the model on which any of these jobs was seen.
             default_card_mem_mib={
@@ -180,17 +189,16 @@ class StoreReader:
             avoid=avoid,
         )
 
-    def _note_unsound(self, card: GpuAddress, record: Record) -> None:
-        for index in range(card.index, card.index + record.gpus):
-            if not record.unsound:
-                self._unsound.pop(GpuAddress(card.node, index), None)
-                continue
-            known = self._unsound.setdefault(GpuAddress(card.node, index), set())
-            if record.job_id not in known:
+    def _note_faults(self, card: GpuAddress, record: Record) -> None:
+        found = {_CARD_FAULT: record.unsound, _MPS_FAULT: record.mps is Mps.NOBODY}
+        for index, kind in product(range(card.index, card.index + record.gpus), found):
+            key = GpuAddress(card.node, index), kind
+            if not found[kind]:
+                self._faults.pop(key, None)
+            elif record.job_id not in (known := self._faults.setdefault(key, set())):
                 known.add(record.job_id)
-                self.to_tell.append(record.job_id)
-                message = "it was lost, or has errors that cannot be corrected: nobody joins anybody there"
-                log.warning("card-fault", gpu=f"{card.node}:{index}", job=record.job_id, message=message)
+                self.to_tell.append((record.job_id, kind))
+                log.warning(kind, gpu=f"{card.node}:{index}", job=record.job_id, message=DONE[kind])
 
     def _say_outsiders(self, card: GpuAddress, record: Record) -> None:
         if record.outsiders and self._outsiders.get(card) != record.run_id:

@@ -26,7 +26,7 @@ from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.helper.pairs import PairChanges, follow, pairs_now, past_spans
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.preemption import PreemptionRules
-from slurm_gpushare.helper.promises import let_go_in_slurm, tell_nodes
+from slurm_gpushare.helper.promises import dying, let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
 from slurm_gpushare.helper.snapshot import How, Placement, Plan
@@ -34,7 +34,7 @@ from slurm_gpushare.helper.state import Requeue, State
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.policy import PolicySettings
 from slurm_gpushare.protocol.settings import PLACES_NOBODY, Config
-from slurm_gpushare.protocol.stop_orders import StopOrder
+from slurm_gpushare.protocol.stop_orders import ACTS_WITHIN_S, StopOrder
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
@@ -188,7 +188,8 @@ class Helper:
         preemption = replace(facts.preemption, hopeless=self.state.preemptors.hopeless)
         facts = replace(facts, preemption=preemption)
         told, self.state.store_facts.to_tell = self.state.store_facts.to_tell, []
-        self.state.decisions += [explain.noted(job, "card-fault", now_s) for job in jobs if job.raw_id in told]
+        by_id = {job.raw_id: job for job in jobs}
+        self.state.decisions += [explain.noted(by_id[job], kind, now_s) for job, kind in told if job in by_id]
         view = await Work(observe, jobs, nodes, self.config, facts, now_s)
         mean_s = self.state.durations.mean_s(view.snapshot)
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
@@ -241,7 +242,9 @@ class Helper:
                 state.decisions.append(mark.decision)
                 if mark.event == "pause":
                     pauses.begin(mark.job, now_s)
-        self.orders = pauses.orders(now_s)
+        conf, lead_s = state.site.slurm_conf, self.config.tick_s + ACTS_WITHIN_S
+        killed = dying(view.jobs.values(), conf, lead_s, now_s) if self.config.mps != "off" else []
+        self.orders = pauses.orders(now_s, killed)
         await self._requeue(todo.requeues, running, now_s)
 
     async def _requeue(self, new: Iterable[tuple[Job, Job, str]], running: Mapping[int, Job], now_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -39,12 +40,23 @@ def control(pipe_dir: Path, command: str, limit_s: float = _CONTROL_LIMIT_S) -> 
 
 
 def in_fault(pipe_dir: Path) -> bool:
-    """Whether the server of a card takes nobody any more: it is in FAULT, or does not answer."""
-    try:
-        servers = control(pipe_dir, "get_server_list")
-        return any("FAULT" in line for pid in servers for line in control(pipe_dir, f"get_server_status {pid.strip()}"))
-    except MpsError:
-        return True
+    """Whether the server of a card is in FAULT, and takes nobody any more; MpsError where nobody answers."""
+    servers = control(pipe_dir, "get_server_list")
+    return any("FAULT" in line for pid in servers for line in control(pipe_dir, f"get_server_status {pid.strip()}"))
+
+
+def end_clients(pipe_dir: Path, owns: Callable[[int], bool | None]) -> int:
+    """Have the server end the work of the clients that are `owns`: they can be killed then, and take nobody along.
+
+    How many there were; MpsError where the daemon does not answer.
+    """
+    ended = 0
+    for server in control(pipe_dir, "get_server_list"):
+        for client in filter(str.isdecimal, control(pipe_dir, f"get_client_list {server.strip()}")):
+            if owns(int(client)):
+                control(pipe_dir, f"terminate_client {server.strip()} {client}")
+                ended += 1
+    return ended
 
 
 def answer_of(argv: list[str], environ: dict[str, str], command: str, limit_s: float) -> list[str]:

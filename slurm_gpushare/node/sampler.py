@@ -23,12 +23,12 @@ from pathlib import Path
 
 from slurm_gpushare.node.delivery import OrderRelay, SpoolError, Undelivered, send_record
 from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement, Neighbours
-from slurm_gpushare.node.mps import in_fault
+from slurm_gpushare.node.mps import MpsError, end_clients, in_fault
 from slurm_gpushare.node.nvml import Bounded, CardSearch, Stuck
 from slurm_gpushare.node.processes import JobStop, Members, cgroup_lister, scontrol_lister
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import make_open_dir
-from slurm_gpushare.protocol.record import Closed, Record, RecordKind
+from slurm_gpushare.protocol.record import Closed, Mps, Record, RecordKind
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
 from slurm_gpushare.protocol.stop_orders import BelievedOrder, StopOrder, order_file, read_order
@@ -41,6 +41,7 @@ _INTERIM_TO_STORE_S = 300.0
 _SEARCH_LOCK = 9  # the prolog's: so many samplers may search at once
 _BETWEEN_LOOKS_S = 1.0
 _BETWEEN_MAPPINGS_S = 5.0
+_BETWEEN_ASKS_S = 10.0
 _GROWTH_S = 1.0  # between two records that tell of growing memory
 _RETRY_S = 5.0
 _ORDER_LIMIT_S = 2.0  # a file system that does not answer has no order for us
@@ -78,7 +79,8 @@ class Sampler:
             self._order_file = self._state.root / "stops"
             self._relay = OrderRelay(node, self._order_file)
         self._orders, self._deliveries, self._asking = Bounded(), Bounded(), Bounded()
-        self._told_fault = False
+        self._pipe = self._state.mps_pipe(job_id)
+        self._mps_fault, self._next_ask_s = False, 0.0
         self._undelivered = Undelivered()
         self._stopped_before: frozenset[int] = frozenset()
         self._gpus = gpus
@@ -166,7 +168,7 @@ class Sampler:
             if measurement.profiling and self._state.epoch_is_over(self._job_id):
                 measurement.close_profile(Closed.EPOCH)
             # Nothing fences memory: when it grows the helper must know at once whether the two still fit.
-            news = turned or (began - last_record >= _GROWTH_S and measurement.has_news)
+            news = turned or self._asks_mps(began) or (began - last_record >= _GROWTH_S and measurement.has_news)
             if began >= next_record or news:
                 last_record, next_record = began, began + interim_s
                 self._send(self._records(RecordKind.INTERIM))
@@ -187,7 +189,10 @@ class Sampler:
         if self._relay is not None:
             self._relay.keep(listens)
         if listens:
-            stopped = self._order.jobs(self._read_order())
+            order = self._order.believed(self._read_order())
+            stopped = order.jobs
+            if self._job_id in order.dying and (ended := self._ask_mps(partial(end_clients, owns=self._members.owns))):
+                self._log(f"the MPS server has ended {ended} clients of it, which Slurm is about to kill")
         self._measurement.step(stopped | self._stopped_before)
         self._stop.look(self._job_id in stopped, self._order.renewals, self._measurement.worked)
         self._stopped_before = stopped
@@ -227,9 +232,9 @@ class Sampler:
 
     def _records(self, kind: RecordKind, end_s: float | None = None) -> list[Record]:
         """One for each card, as they are now."""
-        stopped_s, woken, faulty = round(self._stop.stopped_s, 3), self._stop.woken, self._faulty()
+        stopped_s, woken = round(self._stop.stopped_s, 3), self._stop.woken
         return [
-            replace(it, stopped_s=stopped_s, woken=woken, one_process=it.one_process or faulty)
+            replace(it, stopped_s=stopped_s, woken=woken, mps=Mps.NOBODY if self._mps_fault else it.mps)
             for it in self._measurement.records(kind, end_s)
         ]
 
@@ -247,20 +252,22 @@ class Sampler:
             self._log(f"no record can be left: {self._config.records_to} has not answered for {_SEND_LIMIT_S:g} s")
         return sent
 
-    def _faulty(self) -> bool:
-        """Whether the job is a client of an MPS server that takes nobody any more: nobody is to join it."""
+    def _ask_mps(self, question: Callable[[Path], int]) -> int | None:
+        """The answer of the daemon of its card; None if it is no client of one, or if that does not answer."""
         try:
-            pipe = Path((self._state.root / "mps" / str(self._job_id)).read_text(encoding="ascii").strip())
-        except (OSError, ValueError):
+            return None if self._pipe is None else self._asking.call(partial(question, self._pipe), _ASK_LIMIT_S)
+        except (MpsError, Stuck):
+            return None
+
+    def _asks_mps(self, now: float) -> bool:
+        """Whether it is news that its MPS server takes nobody any more, or that it does again."""
+        if self._pipe is None or now < self._next_ask_s:
             return False
-        try:
-            faulty = self._asking.call(partial(in_fault, pipe), _ASK_LIMIT_S)
-        except Stuck:
-            faulty = True
-        if faulty and not self._told_fault:
+        self._next_ask_s, before = now + _BETWEEN_ASKS_S, self._mps_fault
+        self._mps_fault = self._ask_mps(in_fault) is not False
+        if self._mps_fault and not before:
             self._log("its MPS server is in FAULT or does not answer: nobody joins it there")
-        self._told_fault = faulty
-        return faulty
+        return self._mps_fault is not before
 
     def _finish(self, ended_s: float) -> None:
         records = self._records(RecordKind.FINAL, ended_s)
@@ -339,6 +346,13 @@ class NodeState:
             return (self.root / "epoch" / str(job_id)).lstat().st_mtime >= 1.0
         except OSError:
             return False
+
+    def mps_pipe(self, job_id: int) -> Path | None:
+        """The pipe directory of the MPS daemon whose client the job is; None if it is none."""
+        try:
+            return Path((self.root / "mps" / str(job_id)).read_text(encoding="ascii").strip())
+        except (OSError, ValueError):
+            return None
 
     def neighbours(self, job_id: int, gpu_index: int) -> Neighbours:
         """The other jobs that were given this GPU, with their owners' uids."""

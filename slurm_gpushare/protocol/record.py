@@ -54,6 +54,7 @@ class Mps(StrEnum):
 
     ONE_USER = "one-user"  # at a time: another user's program waits without a word
     ALL_USERS = "all-users"
+    NOBODY = "nobody"  # it is in FAULT, or does not answer
 
 
 UNDER_MPS = "MPS"

@@ -1,8 +1,9 @@
 """Which jobs of a node are to stand still: the helper's order to the node's samplers.
 
-``SpoolDir/hold/stops/NODE`` has one line, ``NUMBER JOB,JOB`` or ``NUMBER -``, with Slurm's raw job ids. Only SlurmUser
-can write it. Where nodes share no file system with the controller (RecordsTo=store) the line is in the database, and a
-child of a sampler's brings it to ``StateDir/nodes/NODE/stops``.
+``SpoolDir/hold/stops/NODE`` has one line, ``NUMBER JOB,JOB`` or ``NUMBER -``, with Slurm's raw job ids; where MPS is
+managed a third word names jobs that Slurm is about to kill. Only SlurmUser can write it. Where nodes share no file system
+with the controller (RecordsTo=store) the line is in the database, and a child of a sampler's brings it to
+``StateDir/nodes/NODE/stops``.
 
 The number grows each time the helper has seen in the queue that these jobs run. An order holds for `EXPIRY_S` after a
 node saw its number grow, by the node's own stopwatch: clocks need not agree. A helper that is gone, a file system that
@@ -23,14 +24,17 @@ from pathlib import Path
 from slurm_gpushare.protocol.files import make_open_dir, overwrite_line
 
 EXPIRY_S = 30.0
+ACTS_WITHIN_S = 5.0
+"""A node has read an order so long after it was written."""
 RENEW_S = 10.0
 """While anybody is to stand still, the queue is looked at and the order renewed at least this often."""
 LONGEST_PAUSE_S = 300.0
 """The helper keeps nobody standing still for longer: watchdogs of frameworks count wall time, and give up after ten
 minutes or more without progress."""
 
-_LINE = re.compile(r"(?P<number>[0-9]{1,18}) (?P<jobs>-|[0-9]{1,10}(?:,[0-9]{1,10}){0,999})\n*")
-_MOST_BYTES = 16 * 1024
+_JOBS = r"-|[0-9]{1,10}(?:,[0-9]{1,10}){0,999}"
+_LINE = re.compile(rf"(?P<number>[0-9]{{1,18}}) (?P<jobs>{_JOBS})(?: (?P<dying>{_JOBS}))?\n*")
+_MOST_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,15 @@ class StopOrder:
 
     number: int
     jobs: frozenset[int] = frozenset()
+    dying: frozenset[int] = frozenset()
+    """Their work on the card is to end now, before they are killed with it."""
 
     def __str__(self) -> str:
-        return f"{self.number} {','.join(map(str, sorted(self.jobs))) or '-'}"
+        words = (",".join(map(str, sorted(some))) or "-" for some in (self.jobs, self.dying))
+        return f"{self.number} {' '.join(words)}" if self.dying else f"{self.number} {next(words)}"
+
+
+_NOBODY = StopOrder(0)
 
 
 def parse_order(text: str) -> StopOrder | None:
@@ -49,8 +59,8 @@ def parse_order(text: str) -> StopOrder | None:
     found = _LINE.fullmatch(text)
     if found is None:
         return None
-    jobs = () if found["jobs"] == "-" else map(int, found["jobs"].split(","))
-    return StopOrder(int(found["number"]), frozenset(jobs))
+    jobs, dying = (frozenset(map(int, re.findall(r"[0-9]+", found[name] or ""))) for name in ("jobs", "dying"))
+    return StopOrder(int(found["number"]), jobs, dying)
 
 
 def order_file(spool_dir: Path, node: str) -> Path:
@@ -98,15 +108,15 @@ class BelievedOrder:
         self.renewals = 0
         """How often the number has grown. The queue was looked at after an event once this has grown by two."""
 
-    def jobs(self, order: StopOrder | None) -> frozenset[int]:
-        """The jobs that are to stand still, by what was just read."""
+    def believed(self, order: StopOrder | None) -> StopOrder:
+        """What was just read, or an order that stops nobody."""
         if order is None:
             self._number = -1 if self._number is None else self._number
-            return frozenset()
+            return _NOBODY
         if self._number is not None and order.number > self._number:
             self._grew_s = self._clock()
             self.renewals += 1
         elif self._number is None or order.number < self._number:
             self._grew_s = float("-inf")  # the first one, or of a helper whose clock is behind: it must grow first
         self._number = order.number
-        return order.jobs if self._clock() - self._grew_s <= EXPIRY_S else frozenset()
+        return order if self._clock() - self._grew_s <= EXPIRY_S else _NOBODY

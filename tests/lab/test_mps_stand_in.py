@@ -13,7 +13,7 @@ import pytest
 from cuda_kit import Node
 from gpushare_lab.testbed.processes import wait_until
 
-from slurm_gpushare.node.mps import in_fault
+from slurm_gpushare.node.mps import MpsError, end_clients, in_fault
 
 CARD = """
 import json, sys, time
@@ -132,7 +132,8 @@ def test_the_stand_in_serves_two_users_at_once_where_it_was_started_for_them(
     clients[0].wait()
     wait_until(lambda: daemon.ask(f"get_server_status {server}").stdout == "FAULT\n", 10)
     assert in_fault(daemon.root)
-    assert in_fault(daemon.root / "nowhere"), "one that does not answer serves nobody"
+    with pytest.raises(MpsError, match="Cannot find MPS control daemon process"):
+        in_fault(daemon.root / "nowhere")
     third = daemon.client()
     wait_until((daemon.root / "clients" / str(third.pid)).exists, 10)
     assert not (daemon.root / "served" / str(third.pid)).exists(), "a server in FAULT takes nobody"
@@ -142,6 +143,24 @@ def test_the_stand_in_serves_two_users_at_once_where_it_was_started_for_them(
     assert third.stdout.readline() == b"served\n", "a new server, once all have left"
     third.kill()
     third.wait()
+
+
+@pytest.mark.parametrize("daemon", [("-multiuser-server",)], indirect=True)
+def test_a_client_whose_work_the_server_has_ended_can_be_killed_without_harm(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", daemon.node.environ["PATH"])
+    victim, neighbour = daemon.client(), daemon.client(uid=65534)
+    assert all(it.stdout is not None and it.stdout.readline() == b"served\n" for it in (victim, neighbour))
+    assert end_clients(daemon.root, lambda pid: pid == victim.pid) == 1
+    (server,) = daemon.ask("get_server_list").stdout.split()
+    assert daemon.ask(f"get_client_list {server}").stdout.split() == [str(neighbour.pid)]
+    victim.kill()
+    victim.wait()
+    assert daemon.ask(f"get_server_status {server}").stdout == "ACTIVE\n"
+    assert end_clients(daemon.root, lambda pid: pid == victim.pid) == 0
+    neighbour.kill()
+    neighbour.wait()
 
 
 def test_the_stand_in_refuses_what_it_refuses(daemon: Daemon) -> None:

@@ -194,34 +194,36 @@ def test_a_sampler_that_dies_lets_its_job_go_on(tree: Tree) -> None:
 
 def test_an_order_is_believed_while_it_grows() -> None:
     now, told = 0.0, BelievedOrder(lambda: now)
-    assert told.jobs(StopOrder(5, frozenset({1}))) == set(), "it may be of long ago"
-    assert told.jobs(StopOrder(6, frozenset({1}))) == {1}
+    assert told.believed(StopOrder(5, frozenset({1}))).jobs == set(), "it may be of long ago"
+    assert told.believed(StopOrder(6, frozenset({1}))).jobs == {1}
     now = EXPIRY_S
-    assert told.jobs(StopOrder(6, frozenset({1}))) == {1}
+    assert told.believed(StopOrder(6, frozenset({1}))).jobs == {1}
     now = EXPIRY_S + 1
-    assert told.jobs(StopOrder(6, frozenset({1}))) == set(), "nobody renews it"
-    assert told.jobs(StopOrder(7, frozenset({1}))) == {1}
-    assert told.jobs(None) == set(), "it is gone"
-    assert told.jobs(StopOrder(3, frozenset({1}))) == set(), "another helper's, or a clock that was set back"
+    assert told.believed(StopOrder(6, frozenset({1}))).jobs == set(), "nobody renews it"
+    assert told.believed(StopOrder(7, frozenset({1}))).jobs == {1}
+    assert told.believed(None).jobs == set(), "it is gone"
+    assert told.believed(StopOrder(3, frozenset({1}))).jobs == set(), "another helper's, or a clock that was set back"
     assert told.renewals == 2
 
 
 def test_the_first_order_after_none_is_believed_at_once() -> None:
     told = BelievedOrder(lambda: 0.0)
-    assert told.jobs(None) == set()
-    assert told.jobs(StopOrder(5, frozenset({1}))) == {1}
-    assert told.jobs(None) == set()
-    assert BelievedOrder(lambda: 100.0).jobs(StopOrder(5, frozenset({1}))) == set()
+    assert told.believed(None).jobs == set()
+    assert told.believed(StopOrder(5, frozenset({1}))).jobs == {1}
+    assert told.believed(None).jobs == set()
+    assert BelievedOrder(lambda: 100.0).believed(StopOrder(5, frozenset({1}))).jobs == set()
 
 
-@pytest.mark.parametrize("text", ["", "x", "5", "5 1;2", "5 1,", "-5 -", "5 -\nx", "5 99999999999", "9" * 19 + " -"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "5", "5 1;2", "5 1,", "-5 -", "5 -\nx", "5 99999999999", "9" * 19 + " -", "5 - 7;"]
+)
 def test_what_is_no_order_is_none(text: str) -> None:
     assert parse_order(text) is None
 
 
 def test_an_order_comes_back_from_its_file(tmp_path: Path) -> None:
     path = order_file(tmp_path, "n7")
-    for order in (StopOrder(1, frozenset({4711, 12})), StopOrder(2), StopOrder(3, frozenset({5}))):
+    for order in (StopOrder(1, frozenset({4711, 12})), StopOrder(2), StopOrder(3, frozenset({5}), frozenset({7, 8}))):
         write_order(path, order)
         assert read_order(path, str(os.geteuid())) == order
 

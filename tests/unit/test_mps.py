@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,23 +17,27 @@ from world import (
     Site,
     card,
     decide,
+    node,
     occupant,
     pending,
     places,
     record,
+    running,
     token,
 )
 
 from slurm_gpushare.helper.explain import Code
 from slurm_gpushare.helper.learner import Learner
+from slurm_gpushare.helper.observe import observe
 from slurm_gpushare.helper.occupancy import GpuAddress
-from slurm_gpushare.helper.queue_facts import StoreReader
+from slurm_gpushare.helper.queue_facts import QueueFacts, StoreReader
 from slurm_gpushare.helper.snapshot import NodeRoom, Snapshot
 from slurm_gpushare.helper.why_left import why_left
 from slurm_gpushare.knowledge.rates import Knowledge, KnowledgeByModel
 from slurm_gpushare.node.figures import run_figures
 from slurm_gpushare.node.nvml import is_open
 from slurm_gpushare.protocol.record import Mps, Neighbour, RecordError, RecordKind, encode_record, parse_record
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.protocol.tokens import OwnedToken
 from slurm_gpushare.report.job_text import NOT_MEASURABLE, job_lines
 from slurm_gpushare.report.job_view import JobView
@@ -127,6 +132,39 @@ def test_what_a_node_says_of_its_card_is_known_until_it_says_otherwise(site: Sit
     assert told(1, Mps.ONE_USER, blind=True) == ({there: Mps.ONE_USER}, {there})
     assert told(2, Mps.ONE_USER, blind=False) == ({there: Mps.ONE_USER}, set())
     assert told(3, None, blind=False) == ({}, set())
+
+
+def test_a_server_in_fault_takes_nobody_and_both_owners_are_told_once(site: Site) -> None:
+    reader, there = StoreReader(site.store), GpuAddress("gpu0", 0)
+
+    def told(mps: Mps, *running_jobs: int) -> tuple[bool, list[tuple[int, str]]]:
+        jobs = [running(str(job), "gpu0", "gres/shard:v100_0:1") for job in running_jobs]
+        for job in running_jobs:
+            site.take(record(job, kind=RecordKind.INTERIM, run_id=str(job) * 32, end_s=NOW, mps=mps, seq=next(seq)))
+        facts, heard = reader.read(jobs, {}, {}, NOW, ["v100"]), list(reader.to_tell)
+        reader.to_tell.clear()
+        return there in facts.one_process, heard
+
+    seq = count(1)
+    assert told(Mps.ALL_USERS, 5, 6) == (False, [])
+    assert told(Mps.NOBODY, 5, 6) == (True, [(5, "mps-fault"), (6, "mps-fault")])
+    assert told(Mps.NOBODY, 5, 6) == (True, [])
+    assert told(Mps.NOBODY, 6) == (True, []), "it is started anew once all have left"
+    assert told(Mps.NOBODY) == (False, [])
+
+
+@pytest.mark.parametrize(("ended_s", "open_"), [(NOW - 1, True), (NOW - 5, False)])
+def test_nobody_joins_a_client_whose_neighbour_is_being_killed(ended_s: int, open_: bool) -> None:
+    """What does not end within an epilog's time does not obey, and may take the other client along."""
+    stays = running("1", "n0", "gres/shard:v100_0:1", tag=f"GS1:c=1;t={A};o=gpu:1")
+    ending = running("2", "n0", "gres/shard:v100_0:1", state="COMPLETING", end_s=ended_s)
+    there, config = GpuAddress("n0", 0), parse_config("Partitions=gpu")
+    under_mps = QueueFacts(mps={there: Mps.ALL_USERS})
+    look = node(used="gpu:v100_0:1(IDX:0),shard:v100_0:2(2/2)")
+    seen = [
+        observe([stays, ending], [look], config, facts, NOW).snapshot.gpus[0] for facts in (under_mps, QueueFacts())
+    ]
+    assert [not gpu.exclusive_process for gpu in seen] == [open_, True]
 
 
 def test_a_record_names_the_server_in_known_words() -> None:

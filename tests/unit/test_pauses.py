@@ -18,6 +18,7 @@ from slurm_gpushare.helper.promises import (
     Pauses,
     PauseStep,
     PromiseStatus,
+    dying,
     next_step,
     release_paused,
 )
@@ -111,6 +112,15 @@ class TestOrders:
     def test_a_job_that_is_ending_is_not_stopped(self, pauses: Pauses) -> None:
         look(pauses, NOW + 5, state="COMPLETING")
         assert told(pauses, NOW + 5) == {"n0": set()}
+
+    def test_a_job_that_does_not_end_is_named_before_it_is_killed(self, pauses: Pauses) -> None:
+        """So that its node ends its work on the card first; until then it may write a checkpoint."""
+        job, conf = replace(guest(state="COMPLETING"), end_s=NOW), {"KillWait": "30 sec"}
+        assert dying([job, guest()], conf, 10.0, NOW + 19) == []
+        assert dying([job, guest()], conf, 10.0, NOW + 20) == [job]
+        order = pauses.orders(NOW, [job])["n0"]
+        assert (order.jobs, order.dying) == ({7}, {7})
+        assert pauses.orders(NOW)["n0"].dying == set()
 
     def test_a_helper_that_stops_lets_all_go(self, pauses: Pauses) -> None:
         assert [order.jobs for order in pauses.let_all_go(NOW).values()] == [frozenset()]

@@ -256,13 +256,13 @@ def test_cards_for_a_single_process_are_known_until_their_mode_changes(site: Sit
 def test_a_card_that_is_not_sound_is_out_of_sharing_and_its_jobs_are_told_once(site: Site) -> None:
     reader = StoreReader(site.store)
 
-    def off(seq: int, unsound: bool) -> tuple[frozenset[GpuAddress], list[int]]:
+    def off(seq: int, unsound: bool) -> tuple[frozenset[GpuAddress], list[tuple[int, str]]]:
         site.take(record(5, kind=RecordKind.INTERIM, seq=seq, run_id="5" * 32, end_s=NOW + seq, unsound=unsound))
         facts, told = reader.read([], {}, {}, NOW, ["v100"]), list(reader.to_tell)
         reader.to_tell.clear()
         return facts.off, told
 
-    assert off(1, unsound=True) == ({GpuAddress("gpu0", 0)}, [5])
+    assert off(1, unsound=True) == ({GpuAddress("gpu0", 0)}, [(5, "card-fault")])
     assert off(2, unsound=True) == ({GpuAddress("gpu0", 0)}, [])
     assert off(3, unsound=False) == (set(), [])
 
