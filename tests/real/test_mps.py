@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from gpushare_lab.testbed.testbed import Testbed
 from telemetry_bed import configure, node_dir, start, until
 
 from slurm_gpushare.protocol.files import read_or_empty
+from slurm_gpushare.protocol.stop_orders import StopOrder, order_file, write_order
 
 TOKEN = "--comment=gpushare:gs-{0}{0}{0}"
 CLIENT = """
@@ -106,6 +108,27 @@ def test_a_server_in_fault_lets_nobody_join(testbed: Testbed, node: Node) -> Non
     node.go("games")
     wait_for(testbed, jobs, ["COMPLETED", "FAILED", "CANCELLED"])
     assert not node.served, "it is started anew for the next ones"
+
+
+def test_a_client_that_is_to_be_killed_does_not_take_its_neighbour_along(testbed: Testbed, node: Node) -> None:
+    configure(testbed, Mps="all")
+    jobs = [start(testbed, CLIENT, TOKEN.format(name)) for name in ("firstt", "second")]
+    until(lambda: all("served" in output(testbed, job) for job in jobs))
+    server = node.ask("get_server_list")
+    clients = node.ask(f"get_client_list {server}").split()
+    number, order = 1, order_file(testbed.layout.gpushare / "spool", "gpu0")
+    log = node_dir(testbed) / "sampler.log"
+    while "has ended 1 clients" not in log.read_text():  # as the helper does once a job has not ended in time
+        write_order(order, StopOrder(number := number + 1, dying=frozenset(jobs[:1])))
+        time.sleep(0.2)
+    (left,) = node.ask(f"get_client_list {server}").split()
+    (victim,) = set(clients) - {left}
+    subprocess.run(["kill", "-KILL", victim], check=True)
+    wait_for(testbed, jobs[0], ["FAILED", "CANCELLED"])
+    assert (node.ask(f"get_server_status {server}"), node.ask(f"get_client_list {server}")) == ("ACTIVE", left)
+    order.unlink()
+    node.go("games")
+    wait_for(testbed, jobs[1], ["COMPLETED"])
 
 
 def test_where_mps_is_off_and_for_jobs_without_a_token_nothing_is_started(testbed: Testbed, node: Node) -> None:
