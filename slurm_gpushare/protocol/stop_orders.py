@@ -1,8 +1,8 @@
 """Which jobs of a node are to stand still: the helper's order to the node's samplers.
 
 ``SpoolDir/hold/stops/NODE`` has one line, ``NUMBER JOB,JOB`` or ``NUMBER -``, with Slurm's raw job ids; where MPS is
-managed a third word names jobs that Slurm is about to kill. Only SlurmUser can write it. Where nodes share no file system
-with the controller (RecordsTo=store) the line is in the database, and a child of a sampler's brings it to
+managed a third word names jobs that Slurm is about to kill. Only SlurmUser can write it. Where nodes share no file
+system with the controller (RecordsTo=store) the line is in the database, and a child of a sampler's brings it to
 ``StateDir/nodes/NODE/stops``.
 
 The number grows each time the helper has seen in the queue that these jobs run. An order holds for `EXPIRY_S` after a
