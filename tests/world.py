@@ -119,6 +119,9 @@ class FakeSlurm(Slurm):
         self.queue: dict[str, Job] = {}
         self.now_has(jobs)
 
+    def ping(self) -> str:
+        return "Slurmctld(primary) at ctl1 is UP\n"
+
     def now_has(self, jobs: Iterable[Job]) -> None:
         """All other jobs are gone."""
         self.queue = {item.key: item for item in jobs}

@@ -83,7 +83,7 @@ class Daemon:
         self._housekeeping = Housekeeping(store)
         self._accounted = AccountedTokens(store, slurm)
         self._answerer: Answerer | None = None
-        self._reopen = self._lost = False
+        self._reopen = self._lost = self._told_to_stop = False
         self._ticks = 0
         self._changed = True
         """Whether the hook's file must follow now."""
@@ -174,7 +174,7 @@ class Daemon:
         """
         self._lock, self._lease = lock, lease
         aio = self._loop.open()
-        for number, heard in ((signal.SIGTERM, self._loop.over.set), (signal.SIGINT, self._loop.over.set),
+        for number, heard in ((signal.SIGTERM, self._stop), (signal.SIGINT, self._stop),
                               (signal.SIGHUP, self._settings.want),
                               (signal.SIGUSR1, partial(self._tick.want, urgent=True))):  # fmt: skip
             aio.add_signal_handler(number, heard)
@@ -190,12 +190,16 @@ class Daemon:
             self._loop.close(*self._last_words())
             if self._answerer is not None:
                 self._answerer.pipe.close()
-        if self._reopen or (lease is not None and not lease.number):
-            return False
         if self._lost:
             raise GpushareError("the helper's lock is gone", "Another helper may have it: look for one.")
+        if not self._told_to_stop and (self._reopen or (lease is not None and not lease.number)):
+            return False
         log.info("stop", ticks=self._ticks)
         return True
+
+    def _stop(self) -> None:
+        self._told_to_stop = True
+        self._loop.over.set()
 
     async def _until_over(self) -> None:
         await self._loop.over.wait()

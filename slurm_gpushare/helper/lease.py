@@ -233,22 +233,24 @@ def controllers(slurm_conf: Mapping[str, str]) -> list[str]:
     return [slurm_conf[name].partition("(")[0] for name in found]
 
 
-def acts_here(slurm: Slurm, slurm_conf: Mapping[str, str]) -> bool | None:
-    """Whether this machine's slurmctld is the acting one: the first that is up. None if none answers."""
-    if len(controllers(slurm_conf)) < 2:
-        return True
+def acts_here(slurm: Slurm) -> bool | None:
+    """Whether this machine's slurmctld is the acting one: the only one, or the first that is up. None: nobody knows.
+
+    Slurm is asked each time: a backup controller may be new.
+    """
     try:
-        up = [host for host, state in _PING.findall(slurm.ping()) if state == "UP"]
+        found = _PING.findall(slurm.ping())
     except SlurmError:
         return None
-    here = socket.gethostname().partition(".")[0]
-    return up[0].partition(".")[0] == here if up else None
+    up = [host.partition(".")[0] for host, state in found if state == "UP"]
+    if len(found) > 1 and up:
+        return up[0] == socket.gethostname().partition(".")[0]
+    return True if len(found) == 1 else None
 
 
 def open_lease(config: Config, slurm: Slurm) -> Lease:
     """This helper's part in the lease of its Slurm cluster. Raises GpushareError while Slurm or the store is away."""
-    slurm_conf = slurm.config()
-    return Lease(lease_keeper(config, slurm_conf), lambda: acts_here(slurm, slurm_conf))
+    return Lease(lease_keeper(config, slurm.config()), lambda: acts_here(slurm))
 
 
 def stand_by(config: Config, slurm: Slurm, lease: Lease | None, *, patient: bool) -> Lease:

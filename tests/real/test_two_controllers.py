@@ -82,7 +82,8 @@ def place_one(site: Site, log: Path) -> None:
 
 def test_the_helper_in_charge_is_where_slurmctld_acts_also_after_a_failover_and_back(site: Site) -> None:
     log = site.testbed.layout.log / "second-helper.log"
-    with backup_controller(site.testbed), site.process(), second_helper(site, "second", log):
+    # The first helper was there before the backup controller.
+    with site.process(), backup_controller(site.testbed), second_helper(site, "second", log):
         assert wait_until(lambda: "event=standby" in log.read_text(), 60)
         first = charge(site)
         assert first != HOST

@@ -186,10 +186,13 @@ def test_only_the_acting_controllers_host_takes_it_and_gives_it_back_when_anothe
         ("Slurmctld(primary) at ctl2 is UP\nSlurmctld(backup) at {here} is UP\n", False),
         ("Slurmctld(primary) at ctl2 is DOWN\nSlurmctld(backup) at {here} is UP\n", True),
         ("Slurmctld(primary) at ctl2 is DOWN\nSlurmctld(backup) at {here} is DOWN\n", None),
+        ("Slurmctld(primary) at ctl2 is UP\n", True),
+        ("Slurmctld(primary) at ctl2 is DOWN\n", True),
+        ("nonsense\n", None),
         (None, None),
     ],
 )
-def test_the_first_controller_that_is_up_acts(
+def test_the_first_controller_that_is_up_acts_and_so_does_the_only_one(
     answer: str | None, acts: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ping() -> str:
@@ -199,9 +202,7 @@ def test_the_first_controller_that_is_up_acts(
 
     slurm = FakeSlurm()
     monkeypatch.setattr(slurm, "ping", ping)
-    two = {"SlurmctldHost[0]": "ctl1(10.0.0.1)", "SlurmctldHost[1]": "ctl2"}
-    assert acts_here(slurm, two) is acts
-    assert acts_here(slurm, {"SlurmctldHost[0]": "ctl1"}) is True, "there is no other"
+    assert acts_here(slurm) is acts
 
 
 # The helper.
@@ -265,3 +266,30 @@ def test_a_helper_whose_lease_is_taken_stands_by_and_leaves_nodes_and_hook_alone
     assert in_charge(config, slurm) is None, "given back at the end"
     assert place.read() is not None
     assert place.read()[0] == 3  # type: ignore[index]
+
+
+@pytest.mark.timeout(60)
+def test_a_helper_that_is_told_to_stop_while_its_lease_is_taken_stops(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "RENEW_EVERY_S", 0.05)
+    place = LeaseFile(tmp_path)
+
+    def lose(self: Lease) -> object:
+        if self.number:
+            assert place.take(self.number, ELSEWHERE)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return look(self)
+
+    look = Lease.look
+    monkeypatch.setattr(Lease, "look", lose)
+    stood_by: list[bool] = []
+
+    def never_again(config: Config, slurm: FakeSlurm, lease: Lease | None, *, patient: bool) -> Lease:
+        stood_by.append(lease is not None)
+        assert lease is None, "it waits for its lease instead"
+        return stand_by(config, slurm, lease, patient=patient)
+
+    monkeypatch.setattr(daemon_module, "stand_by", never_again)
+    backfill(config, SlurmWithState(tmp_path), once=False, dry_run=False, policy=None)
+    assert stood_by == [False]
