@@ -242,7 +242,7 @@ def acts_here(slurm: Slurm) -> bool | None:
         found = _PING.findall(slurm.ping())
     except SlurmError:
         return None
-    up = [host.partition(".")[0] for host, state in found if state == "UP"]
+    up: list[str] = [host.partition(".")[0] for host, state in found if state == "UP"]
     if len(found) > 1 and up:
         return up[0] == socket.gethostname().partition(".")[0]
     return True if len(found) == 1 else None
