@@ -102,11 +102,13 @@ def as_user(site: Site, script: str, *options: str) -> str:
     return str(submit(site.testbed, script, "--mem=100", "--output=/dev/null", *options, user=USER, cwd=home))
 
 
-def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdict) -> None:
+@pytest.mark.parametrize("how", ["kill", pytest.param("scancel", marks=pytest.mark.full)])
+def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdict, how: str) -> None:
     site = hungry_site(testbed, GAMES)
     daemon, _, guest = share(site, Sharers(guest_user=USER), **STRICT)
     assert after_ticks(site, daemon, lambda: site.jobs()[guest].paused), site.picture()
-    site.wait_running([as_user(site, WAKE.format(job=guest), f"--nodelist={site.jobs()[guest].nodes[0]}")])
+    wakes = WAKE if how == "kill" else "while sleep 0.5; do scancel -s CONT --full {job}; scancel -s CONT {job}; done"
+    site.wait_running([as_user(site, wakes.format(job=guest), f"--nodelist={site.jobs()[guest].nodes[0]}")])
     noticed = after_ticks(site, daemon, lambda: "ran-while-paused" in kinds(site, guest))
     strikes = [item.feature for item in site.store.conduct.strikes() if item.uid == GAMES]
     record = site.store.live.of_jobs({int(guest)})[int(guest)]
@@ -115,7 +117,7 @@ def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdi
     tag = site.jobs()[guest].tag
     earned_s = tag.stopped_s(time.time()) if tag else 0.0
     verdict(
-        "letting one's own paused job go on from another job (kill -CONT)",
+        f"letting one's own paused job go on from another job, in a loop ({how} -CONT)",
         "noticed, a strike, stopped again, no time earned while it ran",
         f"{'noticed' if noticed else 'not noticed'}, {'a strike' if strikes == ['paused'] else strikes}, "
         f"{'stopped again' if again else 'left alone'}, "

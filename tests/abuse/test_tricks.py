@@ -5,16 +5,29 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from gpushare_lab.experiment.submitting import show
+from gpushare_lab.experiment.submitting import show, wait_for
+from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import TOKENS, Site
-from hook_testbed import USER, home_of, sbatch
-from telemetry_bed import samplers, start, until
+from hook_testbed import USER, home_of, owned_directory, sbatch
+from telemetry_bed import (
+    final_records,
+    log,
+    samplers,
+    spooled_files,
+    start,
+    start_measured,
+    until,
+    workload,
+)
+
+from slurm_gpushare.protocol.record import RecordKind
 
 pytestmark = pytest.mark.full
 
@@ -105,13 +118,150 @@ def test_names_of_parts_of_cards_in_a_request_are_left_to_slurm(site: Site, verd
     verdict(f"a request for {gres} with a token", "left alone", "shares" if shares else "left alone")
 
 
-def test_a_page_is_not_written_through_somebody_elses_link(site: Site, verdict: Verdict) -> None:
-    folder = site.testbed.layout.home
-    target = folder / "of-the-administrator"
-    as_user(site, f"ln -s {target} {folder}/page.html")
-    site.testbed.run(["gpushare", "report", "--html", str(folder / "page.html")], check=False)
-    verdict("a link where an administrator writes a page, so that another file is written", "the file is not written",
-            "the file is not written" if not target.exists() else "it is written")  # fmt: skip
+@pytest.mark.parametrize("command", ["report --html", "assess --html", "db backup"])
+def test_nothing_is_written_through_somebody_elses_link(site: Site, verdict: Verdict, command: str) -> None:
+    folder = owned_directory(site.testbed.layout.home / "of-games")
+    target = site.testbed.layout.home / "of-the-administrator"
+    as_user(site, f"ln -s {target} {folder}/out")
+    site.testbed.run(["gpushare", *command.split(), str(folder / "out")], check=False)
+    verdict(f"a link where an administrator has '{command}' write, so that another file is written", "it is not written",
+            "it is written" if target.exists() else "it is not written")  # fmt: skip
+
+
+HOSTILE_STORES = {
+    "a pipe": "mkfifo {path}",
+    "a link to another's file": "ln -s {store} {path}",
+    "a terabyte of nothing": "truncate -s 1T {path}",
+    "a store with a trigger": "{python} -c \"import sqlite3; sqlite3.connect('{path}').executescript('create table job(id); "
+    "create table counter(name, value); create trigger t after insert on job begin delete from counter; end')\"",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_STORES)
+def test_no_file_of_a_users_takes_the_stores_place(site: Site, verdict: Verdict, what: str) -> None:
+    path = owned_directory(site.testbed.layout.home / "of-games") / "copy"
+    store = site.store.database.path
+    code, _ = as_user(site, HOSTILE_STORES[what].format(path=path, store=store, python=sys.executable))
+    assert code == 0
+    argv = ["gpushare", "db", "restore", str(path)]
+    done = site.testbed.run(argv, user=site.testbed.slurm_user, check=False, timeout_s=120)
+    check = site.testbed.run(["gpushare", "db", "check"], user=site.testbed.slurm_user, check=False)
+    verdict(f"{what} given to an administrator to restore the store from", "refused, the store is as it was",
+            f"{'refused' if done.returncode else 'restored'}, "
+            f"{'the store is as it was' if check.returncode == 0 else check.stdout[-200:]}")  # fmt: skip
+
+
+def test_what_users_write_is_in_no_page_and_no_table(site: Site, verdict: Verdict) -> None:
+    """Formulas for who opens a table in a spreadsheet, and scripts for who opens a page."""
+    names = ("=HYPERLINK(1)", "<script>alert(1)</script>", "@SUM(1+1)*cmd|' /C calc'!A0")
+    for name in names:
+        argv = ["sbatch", "--gpus=1", "--mem=100", f"--job-name={name}", f"--wckey={name}", "--output=/dev/null",
+                f"--comment=gpushare:{TOKENS[1]} {name}"]  # fmt: skip
+        site.testbed.run(argv, user=USER, input="#!/bin/sh\ntrue\n", cwd=home_of(site.testbed))
+    site.tick()
+    page = owned_directory(site.testbed.layout.home / "pages", "root") / "page.html"
+    asked = (["report", "--csv"], ["jobs", "-a"], ["status"], ["report", "--json"], ["report", "--html", str(page)])
+    told = [site.testbed.run(["gpushare", *words], check=False).stdout for words in asked]
+    told += [page.read_text() if page.exists() else "<script>alert(1)</script>"]
+    found = [name for name in names if any(name in text for text in told)]
+    verdict("formulas and scripts as names and comments of jobs", "nowhere in tables and pages",
+            f"{found or 'nowhere'} in tables and pages")  # fmt: skip
+
+
+def test_many_tokens_of_one_user_hold_nobody_up(site: Site, verdict: Verdict) -> None:
+    """As many as one can bring with a job each; a profile for each of them."""
+    many = [f"gs-{number:020d}".translate(str.maketrans("0189", "abcd")) for number in range(50_000)]
+    enter_profiles(site.store, [KnownProfile(token, GAMES, "V100", 2000, 16384, 1, 600.0) for token in many])
+    began = time.monotonic()
+    site.beat()
+    site.testbed.wait_for_hook(2)
+    other = sbatch(site.testbed, "--gpus=1", "--mem=100", token=TOKENS[0], user="root")
+    answered_s = time.monotonic() - began
+    site.tick()
+    took_s = time.monotonic() - began - answered_s
+    tag = other.tag(site.testbed)
+    verdict("50,000 tokens of one user", "another's job is tagged, ticks",
+            f"another's job is {'tagged' if tag and tag.token else 'not tagged'}, "
+            f"{'ticks' if took_s < 60 else f'a tick takes {took_s:.0f} s'}")  # fmt: skip
+    print(f"publishing and sbatch {answered_s:.1f} s, a tick {took_s:.1f} s")
+
+
+@pytest.mark.usefixtures("raw_shards")
+def test_a_nodes_sealed_record_serves_nobody_else(site: Site, verdict: Verdict) -> None:
+    """Copied from a backup of the spool, say: munge calls it a replay, or expired, and it is the node's still."""
+    testbed, user = site.testbed, site.testbed.slurm_user
+    job = start_measured(testbed, workload(40, 20, 2048, work_s=3), f"--comment=gpushare:{TOKENS[1]}")
+    until(lambda: spooled_files(testbed, RecordKind.INTERIM))
+    copies = [path.read_bytes() for path in spooled_files(testbed, RecordKind.INTERIM)]
+    wait_for(testbed, job, ["COMPLETED"])
+    final_records(testbed)
+    copies += [path.read_bytes() for path in spooled_files(testbed, RecordKind.FINAL)]
+
+    def known() -> tuple[object, ...]:
+        testbed.run(["gpushare", "ingest"], user=user, check=False)
+        runs = [(run.id, run.job_id, run.token, run.end_s) for run in site.store.runs.after(0)]
+        return runs, site.store.profiles.get(TOKENS[1])
+
+    until(lambda: known()[0])
+    before = known()
+    for number, copy in enumerate(copies):
+        for name in (f"gpu1-{job + 1}-{number}-f.rec", f"gpu0-{job}-{number}-i.rec"):
+            path = site.config.spool_dir / "incoming" / name
+            path.write_bytes(copy)
+            os.chown(path, GAMES, GAMES)
+    after = known()
+    left = list((site.config.spool_dir / "incoming").glob("*.rec"))
+    verdict(
+        "a node's sealed records sent again, under the names of another node and job, and late",
+        "nothing changes, nothing is left there",
+        f"{'nothing' if after == before else 'something'} changes, {left or 'nothing'} is left there",
+    )
+
+
+FILLS = """
+import os, time
+handle = os.open("{incoming}/keeps.rec", os.O_WRONLY | os.O_CREAT)
+os.unlink("{incoming}/keeps.rec")
+try:
+    while os.write(handle, bytes(4096)):
+        pass
+except OSError:
+    print("full", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.usefixtures("raw_shards")
+@pytest.mark.parametrize(("mounted", "when"), [("spool/incoming", "at once"), ("spool", "when there is room again")])
+def test_a_full_spool_of_a_users_making_costs_no_record(site: Site, verdict: Verdict, mounted: str, when: str) -> None:
+    """A file that is deleted and kept open, which the helper can neither see nor remove. First as the guide has it."""
+    testbed, top = site.testbed, site.testbed.layout.gpushare / mounted
+    spool, incoming = site.config.spool_dir, site.config.spool_dir / "incoming"
+    ticks = testbed.run(["gpushare", "backfill", "--once"], user=testbed.slurm_user, check=False)
+    assert ticks.returncode == 0, ticks.stderr
+    testbed.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(top)])
+    try:
+        for path, mode in ((spool, "711"), (incoming, "1733"), (spool / "nodes", "700")):
+            testbed.run(["sh", "-c", f"mkdir -p {path} && chown {testbed.slurm_user} {path} && chmod {mode} {path}"])
+        argv, env = testbed.command([sys.executable, "-c", FILLS.format(incoming=incoming)], user=USER)
+        with subprocess.Popen(argv, env=env, cwd="/", stdout=subprocess.PIPE) as filler:
+            assert filler.stdout is not None
+            assert filler.stdout.readline() == b"full\n"
+            job = start(testbed, workload(work_s=1))
+            wait_for(testbed, job, ["COMPLETED"])
+            came = lambda: f"gpu0-{job}-" in testbed.run(["ls", f"{spool}/nodes"]).stdout  # noqa: E731
+            if when == "at once":
+                until(came)
+            else:
+                until(lambda: "No space left" in log(testbed))
+            kept = "at once" if came() else "not at once"
+            filler.kill()
+        until(came)
+        kept = kept if kept == "at once" else "when there is room again"
+    finally:
+        testbed.run(["umount", "-l", str(top)])
+    verdict(f"filling the file system of {mounted} with a file that was deleted and is kept open",
+            f"the node's record is there {when}", f"the node's record is there {kept}")  # fmt: skip
 
 
 @pytest.mark.usefixtures("raw_shards")

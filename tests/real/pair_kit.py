@@ -52,7 +52,8 @@ def share(site: Site, jobs: Sharers = Sharers(), **settings: object) -> tuple[Da
     card = placed_card(site.jobs()[resident])
     assert card is not None
     site.block({GpuAddress(node, index) for node in ("gpu0", "gpu1") for index in (0, 1)} - {card})
-    assert wait_until(lambda: alone_is_known(site, daemon, resident), 120), "no interim record of the resident"
+    if site.config.records_to == "spool":  # into the database go only those that cannot wait: the profile tells it
+        assert wait_until(lambda: alone_is_known(site, daemon, resident), 120), "no interim record of the resident"
     jobs.before_guest()
     guest = submit_for(site, card.index, jobs)
     tick(site, daemon)
@@ -64,6 +65,7 @@ def submit_for(site: Site, index: int, jobs: Sharers) -> str:
     """A job that can be sent to GPU `index`: before 23.02 the hook gives jobs an index each, in turns."""
     while True:
         job = site.submit(1, "--time=30", "--requeue", *jobs.guest_options, script=jobs.guest, user=jobs.guest_user)
+        job = next(key for key in site.jobs() if key.partition("_")[0] == job)
         shard = site.jobs()[job].shard
         if shard is None or type_index(shard.type) == index:
             return job

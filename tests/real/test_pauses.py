@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def test_all_processes_of_a_job_of_several_steps_stand_still_and_go_on(site: Sit
     assert told["paused_s"] >= tag.stopped_before_s
 
 
+def test_an_array_task_stands_still_by_an_order_in_the_database(site: Site) -> None:
+    """Nodes that share no file system with the controller."""
+    site.configure(RecordsTo="store")
+    jobs = steps(site)
+    daemon, resident, task = share(site, replace(jobs, guest_options=(*jobs.guest_options, "--array=3")), **STRICT)
+    job = str(site.jobs()[task].raw_id)
+    assert wait_until(lambda: len(job_processes(site, job)) >= 8, 60), "script, srun, two trees of three, workload"
+    assert after_ticks(site, daemon, lambda: site.jobs()[task].paused), site.picture()
+    assert after_ticks(site, daemon, lambda: stands(site, job)), picture(site, task)
+    assert goes(site, resident)
+    assert not order_file(site.config.spool_dir, site.jobs()[task].nodes[0]).exists()
+    site.testbed.run(["scancel", resident])
+    assert after_ticks(site, daemon, lambda: goes(site, job)), picture(site, task)
+    assert after_ticks(site, daemon, lambda: site.store.live.of_jobs({int(job)})[int(job)].stopped_s > 0)
+
+
 def helper_is_gone(site: Site, guest: str) -> None:
     """Nobody ticks any more."""
 
@@ -148,7 +165,17 @@ def slurmctld_is_killed(site: Site, guest: str) -> None:
     site.testbed.kill("slurmctld")
 
 
-@pytest.mark.parametrize("breaks", [helper_is_gone, spool_is_gone, sampler_is_killed, slurmctld_is_killed])
+def slurmctld_is_restarted(site: Site, guest: str) -> None:
+    site.testbed.restart("slurmctld")
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [
+        helper_is_gone, spool_is_gone, sampler_is_killed, slurmctld_is_killed,
+        pytest.param(slurmctld_is_restarted, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
 def test_a_job_goes_on_by_itself_when_nobody_keeps_it(site: Site, breaks: Callable[[Site, str], None]) -> None:
     _, _, guest = paused(site, Sharers())
     breaks(site, guest)
@@ -163,13 +190,19 @@ def requeue(site: Site, guest: str) -> None:
     site.testbed.run(["scontrol", "requeue", guest])
 
 
-@pytest.mark.parametrize("ending", [cancel, requeue])
+def reach_the_limit(site: Site, guest: str) -> None:
+    """Slurm looks at limits twice a minute; the job has run for longer than this one."""
+    site.testbed.run(["scontrol", "update", f"JobId={guest}", "TimeLimit=1"])
+    assert wait_until(lambda: guest not in site.jobs() or site.jobs()[guest].state == "COMPLETING", 120)
+
+
+@pytest.mark.parametrize("ending", [cancel, requeue, pytest.param(reach_the_limit, marks=pytest.mark.full)])
 def test_what_ends_a_running_job_ends_a_paused_one_as_fast(site: Site, ending: Callable[[Site, str], None]) -> None:
     _, resident, guest = paused(site, steps(site))
     ended = site.testbed.layout.home / f"ended.{guest}"
     pids = job_processes(site, guest)
-    begun = time.monotonic()
     ending(site, guest)
+    begun = time.monotonic()
     assert wait_until(lambda: not any(map(process_state, pids)), 15), picture(site, guest)
     assert time.monotonic() - begun < 15
     assert ended.exists(), "its processes were told, and had time to write what they must"

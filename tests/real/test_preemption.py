@@ -9,7 +9,9 @@ import pytest
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
-from pair_kit import kinds
+from pair_kit import Sharers, after_ticks, hungry_site, kinds, share
+
+from slurm_gpushare.helper.occupancy import placed_card
 
 BY_QOS = {"PreemptType": "preempt/qos"}
 BY_PARTITION = {"PreemptType": "preempt/partition_prio"}
@@ -70,6 +72,21 @@ def test_a_card_that_two_share_is_freed_for_who_may_preempt_them(
         assert wait_until(lambda: site.jobs()[first].state == "RUNNING", 30)
     ours = [job for job in jobs if "preempted" in kinds(site, job)]
     assert not ours or len(ours) == 2 * gpus, "recorded; 26.05 frees cards by itself"
+
+
+@pytest.mark.full
+def test_who_stands_still_is_preempted_like_who_runs(testbed: Testbed, high: None) -> None:
+    preempting(testbed, **BY_QOS, PreemptMode="REQUEUE")
+    site = hungry_site(testbed)
+    daemon, _, guest = share(site, Sharers(), resident_budget_pct=1.0, pause_most_pct=100.0)
+    assert after_ticks(site, daemon, lambda: "paused" in kinds(site, guest)), site.picture()
+    card = placed_card(site.jobs()[guest])
+    assert card is not None
+    begun_s = time.monotonic()
+    first = site.plain(f"--gres=gpu:v100_{card.index}:1", f"--nodelist={card.node}", "--qos=high", "--time=1")
+    assert after_ticks(site, daemon, lambda: site.jobs()[first].running), site.picture()
+    print(f"after {time.monotonic() - begun_s:.1f} s")
+    assert site.jobs()[guest].restarts
 
 
 def test_nobody_is_lost_for_a_job_that_would_not_start(testbed: Testbed, high: None) -> None:
