@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
 from hook_testbed import home_of
 from pair_kit import Sharers, after_ticks, hungry_site, kinds, share, tick
-from telemetry_bed import endless, spooled, start, start_measured, until, workload
+from telemetry_bed import endless, output, spooled, start, start_measured, until, workload
 
 from slurm_gpushare.helper.occupancy import placed_card
 from slurm_gpushare.helper.pair_speeds import ACTIVITY
@@ -53,16 +54,14 @@ def test_one_per_cent_from_outside_keeps_no_workload_from_being_measured(testbed
 @pytest.mark.full
 @pytest.mark.usefixtures("raw_shards")
 def test_what_a_job_leaves_behind_is_no_other_jobs(testbed: Testbed, verdict: Verdict) -> None:
-    left = start(testbed, f"setsid {workload(40, 10, 512, work_s=600, epochs=100)} >/dev/null 2>&1 & sleep 3; exit 0")
+    left = start(testbed, f"setsid {workload(40, 10, 512, work_s=600, epochs=100)} >/dev/null 2>&1 & echo $!; sleep 3")
     wait_for(testbed, left, ["COMPLETED"])
     job = start_measured(testbed, endless(60, 10, 1024), user="nobody")
     records = lambda: {record.job_id: record for _, record in spooled(testbed, RecordKind.INTERIM)}  # noqa: E731
     until(lambda: job in (found := records()) and found[job].alone_s + found[job].shared_s > 5)
     record = records()[job]
     testbed.run(["scancel", str(job)])
-    testbed.run(
-        ["sh", "-c", f"kill -KILL $(grep -lsz SLURM_JOB_ID={left} /proc/[0-9]*/environ | cut -d/ -f3)"], check=False
-    )
+    os.kill(int(output(testbed, left)), signal.SIGKILL)
     seen = f"{'nobody' if record.alone_s > record.shared_s else 'the next job'} is blamed, "
     seen += "it is said" if OUTSIDE in record.alone.stats else "it is not said"
     verdict("a process that outlives its job, and uses the card of the next one", "nobody is blamed, it is said", seen)

@@ -124,7 +124,7 @@ def test_nothing_is_written_through_somebody_elses_link(site: Site, verdict: Ver
     target = site.testbed.layout.home / "of-the-administrator"
     as_user(site, f"ln -s {target} {folder}/out")
     site.testbed.run(["gpushare", *command.split(), str(folder / "out")], check=False)
-    verdict(f"a link where an administrator has '{command}' write, so that another file is written", "it is not written",
+    verdict(f"a link where an administrator has '{command}' write, to another file", "it is not written",
             "it is written" if target.exists() else "it is not written")  # fmt: skip
 
 
@@ -132,8 +132,8 @@ HOSTILE_STORES = {
     "a pipe": "mkfifo {path}",
     "a link to another's file": "ln -s {store} {path}",
     "a terabyte of nothing": "truncate -s 1T {path}",
-    "a store with a trigger": "{python} -c \"import sqlite3; sqlite3.connect('{path}').executescript('create table job(id); "
-    "create table counter(name, value); create trigger t after insert on job begin delete from counter; end')\"",
+    "a store with a trigger": "{python} -c \"import sqlite3; sqlite3.connect('{path}').executescript('create table "
+    "job(id); create table counter(name, value); create trigger t after insert on job begin delete from counter; end')\"",
 }
 
 
