@@ -133,7 +133,7 @@ HOSTILE_STORES = {
     "a link to another's file": "ln -s {store} {path}",
     "a terabyte of nothing": "truncate -s 1T {path}",
     "a store with a trigger": "{python} -c \"import sqlite3; sqlite3.connect('{path}').executescript('create table "
-    "job(id); create table counter(name, value); create trigger t after insert on job begin delete from counter; end')\"",
+    "job(id); create table counter(name, value); create trigger t after insert on job begin delete from job; end')\"",
 }
 
 
