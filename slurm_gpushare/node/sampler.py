@@ -170,8 +170,8 @@ class Sampler:
             # Nothing fences memory: when it grows the helper must know at once whether the two still fit.
             news = turned or self._asks_mps(began) or (began - last_record >= _GROWTH_S and measurement.has_news)
             if began >= next_record or news:
-                last_record, next_record = began, began + interim_s
-                self._send(self._records(RecordKind.INTERIM))
+                sent = self._send(self._records(RecordKind.INTERIM))
+                last_record, next_record = began, began + (interim_s if sent else self._config.interim_s)
             if signal.sigtimedwait(_END, max(0.001, began + self._until_next_look_s() - time.monotonic())):
                 break
 
