@@ -511,7 +511,7 @@ def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy:
         while not told_to_stop:
             if not dry_run:
                 lease = stand_by(config, slurm, lease, patient=not once)
-                slurm.before_change = lease.check
+                slurm.before_change = lease.renew_and_check if once else lease.check
             try:
                 store = Store(config.store_url) if dry_run else Store.create(config.store_url)
                 daemon = Daemon(config, slurm, store, policy=policy, dry_run=dry_run)

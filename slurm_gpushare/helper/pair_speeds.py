@@ -266,12 +266,11 @@ class PairMeasurements:
         """Take in what the nodes have reported about a pair since the last look."""
         seen = self._seen.get(pair.key)
         if seen is None:
-            sides = (pair.resident.raw_id, pair.guest.raw_id)
             before, card = (
-                {job: Tally.of(name, records[job].shared) if job in records else Tally() for job in sides}
+                {job.raw_id: _of_earlier_neighbours(name, records.get(job.raw_id), other) for job, other in pair.sides}
                 for name in (ACTIVITY, CARD)
             )
-            expected = dict(zip(sides, (pair.resident_rate, pair.guest_rate), strict=True))
+            expected = dict(zip(before, (pair.resident_rate, pair.guest_rate), strict=True))
             seen = self._seen[pair.key] = SeenPair(before, card, expected)
         for job in (pair.resident, pair.guest):
             record = records.get(job.raw_id)
@@ -333,6 +332,13 @@ class PairMeasurements:
         )
         for seen in changed.values():
             seen.told = seen.found()
+
+
+def _of_earlier_neighbours(attribute: str, record: Record | None, present: Job) -> Tally:
+    """The samples of a record that were taken beside others; all of them where they cannot be told apart."""
+    if record is None or all(neighbour.job_id == present.raw_id for neighbour in record.neighbours):
+        return Tally()
+    return Tally.of(attribute, record.shared)
 
 
 def _observations(pair: Pair, seen: SeenPair, weight: float, now_s: float) -> list[Observation]:

@@ -82,7 +82,7 @@ def test_changes_of_a_job_in_a_loop_keep_nobody_from_ticking(site: Site, verdict
     kept = show(site.testbed, job).get("AdminComment")
     verdict("the comment of a job with a token changed without a pause", "ticks, another token is refused",
             f"{'ticks' if took_s < 60 else f'a tick takes {took_s:.0f} s'}, "
-            f"{'another token is refused' if kept is None or TOKENS[1] in kept else kept}")  # fmt: skip
+            f"{'another token is refused' if not kept or TOKENS[1] in kept else kept}")  # fmt: skip
 
 
 def test_jobs_of_several_parts_and_jobs_that_wait_for_others(site: Site, verdict: Verdict) -> None:

@@ -137,7 +137,8 @@ def test_an_array_task_stands_still_by_an_order_in_the_database(site: Site) -> N
     jobs = steps(site)
     daemon, resident, task = share(site, replace(jobs, guest_options=(*jobs.guest_options, "--array=3")), **STRICT)
     job = str(site.jobs()[task].raw_id)
-    assert wait_until(lambda: len(job_processes(site, job)) >= 8, 60), "script, srun, two trees of three, workload"
+    up = lambda: len(job_processes(site, job)) >= 8  # noqa: E731
+    assert after_ticks(site, daemon, up), "script, srun, two trees of three, workload"
     assert after_ticks(site, daemon, lambda: site.jobs()[task].paused), site.picture()
     assert after_ticks(site, daemon, lambda: stands(site, job)), picture(site, task)
     assert goes(site, resident)

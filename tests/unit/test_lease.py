@@ -125,6 +125,20 @@ def test_without_a_renewal_nothing_is_changed_long_before_another_may_take_it(
     lease.check()
 
 
+def test_one_look_by_hand_that_takes_long_renews_it_unless_it_was_taken(
+    place: LeaseFile | LeaseRow, now_s: list[float]
+) -> None:
+    lease = Lease(place)
+    lease.look()
+    now_s[0] += 10 * BELIEVED_S
+    with pytest.raises(NotInCharge):
+        lease.check()
+    lease.renew_and_check()
+    assert place.take(lease.number, ELSEWHERE)
+    with pytest.raises(NotInCharge):
+        lease.renew_and_check()
+
+
 def test_a_lease_that_was_given_back_is_free_at_once(place: LeaseFile | LeaseRow) -> None:
     first, second = Lease(place), Lease(place)
     assert first.look() is None

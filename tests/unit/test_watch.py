@@ -140,6 +140,17 @@ def test_a_pair_as_promised_is_left_alone_and_learned_from(tmp_path: Path, monke
     assert seen == {(TOKEN_A, TOKEN_B): pytest.approx(0.9), (TOKEN_B, TOKEN_A): pytest.approx(0.8)}
 
 
+@pytest.mark.parametrize(("earlier", "known"), [(2, True), (7, False)])
+def test_a_helper_that_comes_later_counts_what_was_seen_beside_the_same_neighbour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int, known: bool
+) -> None:
+    """The next record may be minutes away."""
+    scene = Scene(tmp_path, monkeypatch)
+    resident = replace(record(1, 80.0, 40.0), neighbours=(Neighbour(earlier, 60.0),))
+    scene.records = {1: resident, 2: replace(record(2, 80.0, 80.0), neighbours=(Neighbour(1, 60.0),))}
+    assert ("paused" in scene.again()) is known
+
+
 def test_what_is_measured_holds_for_all_of_the_time_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Predicted were 10 % of 1000 s. Measured is a half, and nobody knows better for the time before."""
     scene = Scene(tmp_path, monkeypatch, "OnSlowdown=report")
