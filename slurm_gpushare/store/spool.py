@@ -272,7 +272,6 @@ class StopOrders(Subject):
 
 def bring_orders(orders: StopOrders, node: str, path: Path) -> None:
     """Keep a file on the node, root's alone, as the database has the node's order, until stdin is closed."""
-    os.umask(0o077)
     while not select_ready([sys.stdin], [], [], ORDERS_EVERY_S)[0]:
         line = orders.of(node)
         if line is None:
@@ -291,6 +290,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         database = Database(settings_in_force().store_url, read_only=bool(arguments), must_exist=True)
         try:
             if arguments:
+                os.umask(0o077)
                 bring_orders(StopOrders(database), arguments[0], Path(arguments[1]))
             else:
                 Inbox(database).deliver(sys.stdin.buffer.read())
