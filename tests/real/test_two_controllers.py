@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gpushare_lab.testbed.backup_controller import HOST, backup_controller, pinged, there
+from gpushare_lab.testbed.backup_controller import HOST, backup_controller, pinged, resume_nodes, there
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 from helper_kit import Site
@@ -72,8 +72,7 @@ def nodes(site: Site) -> list[Node]:
 def place_one(site: Site, log: Path) -> None:
     """The second helper gives a job its card."""
     site.testbed.reconfigure()  # a backup of 24.11 may not know the shards of nodes before: docs/reliability.md
-    names = ",".join(site.testbed.shape.node_names)
-    site.testbed.run(["scontrol", "update", f"nodename={names}", "state=resume"], check=False)
+    resume_nodes(site.testbed)
     assert wait_until(lambda: all(node.usable for node in nodes(site)), 60), site.picture()
     job = site.submit(0)
     site.wait_running([job])

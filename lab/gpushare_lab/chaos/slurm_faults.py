@@ -10,6 +10,7 @@ import time
 from gpushare_lab.chaos.fault import Inject, Pause
 from gpushare_lab.chaos.site import ChaosSite
 from gpushare_lab.chaos.stream import RATES, ROUGH, set_rates
+from gpushare_lab.testbed.backup_controller import resume_nodes
 from gpushare_lab.testbed.processes import with_descendants
 
 PATIENCE_S = 60.0
@@ -125,8 +126,7 @@ def accounting_away(site: ChaosSite, pause: Pause) -> None:
 
 def heal_nodes(site: ChaosSite) -> None:
     """What an administrator does after a prolog or an epilog died: the nodes and the held jobs are let go."""
-    nodes = ",".join(site.testbed.state.shape.node_names)
-    site.shell(f"scontrol update nodename={nodes} state=resume")
+    resume_nodes(site.testbed)
     site.shell("squeue -h -t PD -o '%i %r' | sed -n 's/ .*[Hh]eld.*//p' | xargs -rn1 scontrol release")
 
 

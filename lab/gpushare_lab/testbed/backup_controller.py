@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -56,10 +57,25 @@ def backup_controller(testbed: Testbed) -> Iterator[None]:
 
 
 def _restart_nodes(testbed: Testbed) -> None:
-    """They too must know the controllers."""
-    for name in testbed.running():
-        if name.startswith(SLURMD):
-            testbed.restart(name)
+    """They too must know the controllers. A backup of 24.11 may have drained them, for shards that it did not know."""
+    nodes = [daemon for name, daemon in testbed.daemons().items() if name.startswith(SLURMD)]
+    for daemon in nodes:
+        daemon.stop()
+    for daemon in nodes:
+        daemon.start()
+
+    def up() -> bool:
+        resume_nodes(testbed)
+        time.sleep(1.0)
+        return all(daemon.ready() for daemon in nodes)
+
+    if not wait_until(up, 180):
+        raise GpushareError("the nodes do not come back")
+
+
+def resume_nodes(testbed: Testbed) -> None:
+    names = ",".join(testbed.state.shape.node_names)
+    testbed.run(["scontrol", "update", f"nodename={names}", "state=resume"], check=False)
 
 
 def pinged(testbed: Testbed) -> dict[str, bool]:
