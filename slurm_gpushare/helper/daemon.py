@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import sys
@@ -54,6 +55,8 @@ FINISH_S = 20.0
 """A tick that is under way when we are told to stop has so long to end."""
 SLURM_CONF_FOR_S = 600.0
 LOCK_EVERY_S = 10.0
+LEARN_S, LEARN_EVERY_S = 0.05, 0.2
+"""Of a long past, of which the store has no lessons yet, so much is learned from at once, and so often."""
 UPKEEP_S = 60.0
 
 
@@ -111,6 +114,7 @@ class Daemon:
         self._beat_task = task("beat", self._beat)
         self._publishing = task("publish", self._publish)
         self._looks = task("news", self._look_for_news, lambda: LOOK_S)
+        self._lessons = task("learn", self._learn_on)
         self._upkeep = task("store", self._look_after_store, lambda: UPKEEP_S, quiet=True)
         self._guard = task("lock", self._look_at_lock, lambda: LOCK_EVERY_S)
         self._leases = task("lease", self._renew_lease, lambda: RENEW_EVERY_S)
@@ -270,8 +274,17 @@ class Daemon:
         """Bring what is known up to date: never while an answer is worked out by it."""
         if self._to_learn and not self._answers.doing:
             with self.faults.contained("learn", StoreReplaced):
-                self._knowledge.catch_up()
-                self._to_learn = False
+                self._knowledge.catch_up(math.inf if self._loop.aio is None else LEARN_S)
+                self._to_learn = self._knowledge.behind
+            if self._to_learn:
+                self._lessons.want(LEARN_EVERY_S)
+
+    async def _learn_on(self) -> None:
+        """What a tick had no time for; between ticks, which plan by what is known."""
+        if self._tick.doing:
+            self._lessons.want(LEARN_EVERY_S)
+        else:
+            self._learn()
 
     async def _answer(self) -> None:
         """Jobs ended: somebody gets their cards."""

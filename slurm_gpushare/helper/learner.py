@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -147,16 +149,21 @@ class SiteKnowledge(KnowledgeByModel):
     def on(self, gpu_model: str) -> Knowledge:
         return self._learner(gpu_model).knowledge
 
-    def catch_up(self) -> int:
-        """Take in new profiles and what was observed since; returns how many observations."""
+    def catch_up(self, for_s: float = math.inf) -> int:
+        """Take in new profiles and what was observed since; returns how many observations. As `Learner.catch_up`."""
         new = assign_new(self._store) if self._writes else ([], [])
-        return sum(learner.catch_up(new) for learner in self.learners)
+        return sum(learner.catch_up(new, for_s) for learner in self.learners)
+
+    @property
+    def behind(self) -> bool:
+        """Whether a learner had no time for all."""
+        return any(learner.behind for learner in self._learners.values())
 
     def _learner(self, gpu_model: str) -> Learner:
         """The model's learner; one that nobody asked for until now has read all that there is."""
         if gpu_model not in self._learners:
             self._learners[gpu_model] = Learner(self._store, gpu_model, writes=self._writes)
-            self._learners[gpu_model].catch_up()
+            self._learners[gpu_model].catch_up(for_s=0.0)
         return self._learners[gpu_model]
 
 
@@ -245,6 +252,10 @@ class Learner:
         self._progress = f"{PROGRESS}/{gpu_model}"
         progress = store.knowledge.get(self._progress) or {}
         self._last_run = int(progress.get("last_run", 0))
+        self._new: deque[StoredRun] = deque()
+        """Runs that were read and not yet learned from."""
+        self.behind = False
+        """Whether the last `catch_up` had no time for all runs that have ended."""
         self._waiting: dict[int, list[StoredRun]] = {}  # by the job whose own run will tell its token
         self._by_user: Counter[int] = Counter()
         self._background = BackgroundRefit(self.knowledge)
@@ -255,10 +266,11 @@ class Learner:
         """For each cluster the one that it sits beside under the policy `paper`, by the base in force."""
         return balanced_partners(self.base.cells, self.base.k)
 
-    def catch_up(self, new_profiles: NewProfiles | None = None) -> int:
+    def catch_up(self, new_profiles: NewProfiles | None = None, for_s: float = math.inf) -> int:
         """Take in new profiles and what was observed since, on this GPU model; returns how many observations.
 
-        `new_profiles` is what `assign_new` said, where somebody has asked it for several models.
+        `new_profiles` is what `assign_new` said, where somebody has asked it for several models. After `for_s` seconds
+        runs that have ended are left for the next call.
         """
         if not self._started:
             self._know(list(self._store.profiles.all(self._card_model)))
@@ -267,7 +279,7 @@ class Learner:
             self._know([profile for profile in changed if profile.gpu_model == self._card_model])
             here = (item for item in assigned if item.gpu_model == self._card_model)
             self.clusters.update({item.token: item.cluster for item in here})
-            self._runs_ended()
+            self._runs_ended(for_s)
         count = 0
         while batch := self._store.observations.after(self._last_observation):
             self._last_observation = batch[-1].id
@@ -302,16 +314,25 @@ class Learner:
         if profiles:
             self.knowledge.profiled([profile.token for profile in profiles], telemetry_of(profiles))
 
-    def _runs_ended(self) -> None:
+    def _runs_ended(self, for_s: float) -> None:
         """Turn runs that ended into observations, those too that waited for the end of a neighbour's."""
-        new = list(self._store.runs.after(self._last_run))
-        for ended in new:
+        before, until_s = self._last_run, time.monotonic() + for_s
+        while self._read_runs() and time.monotonic() < until_s:
+            ended = self._new.popleft()
             for run in (ended, *self._waiting.pop(ended.job_id, ())):
                 if run.by_node and run.shared_s > 0.0 and run.gpu_model == self._card_model:
                     self._learn_from(run)
-            self._last_run = max(self._last_run, ended.settled_seq)
-        if new:
+            if not self._new or self._new[0].settled_seq > ended.settled_seq:
+                self._last_run = ended.settled_seq
+        if self._last_run != before:
             self._store.knowledge.put({self._progress: {"last_run": self._last_run}})
+
+    def _read_runs(self) -> bool:
+        """Read the next ones, unless some are left; whether there are any."""
+        if not self._new:
+            self._new.extend(self._store.runs.after(self._last_run))
+        self.behind = bool(self._new)
+        return self.behind
 
     def _learn_from(self, run: StoredRun) -> None:
         record, profile = self._store.runs.record(run.id), self._store.profiles.get(run.token, run.gpu_model)

@@ -172,9 +172,16 @@ class Runs(Subject):
         found = self._read(_KNOWN.where(_r.job_id == job_id).order_by(_r.id))
         return [run for run in found if within({job_id: periods}, job_id, run.end_s)]
 
-    def after(self, last_seq: int) -> Iterator[StoredRun]:
-        """Runs whose `settled_seq` is later than `last_seq`: what a learner has not seen yet."""
-        return self._read(_KNOWN.where(_r.settled_seq > last_seq).order_by(_r.settled_seq, _r.id))
+    def after(self, last_seq: int, most: int = 500) -> Iterator[StoredRun]:
+        """The first runs whose `settled_seq` is later than `last_seq`: what a learner has not seen yet.
+
+        About so many at `most`: runs of the same `settled_seq` are not parted.
+        """
+        query = select(_r.settled_seq).where(_r.settled_seq > last_seq).order_by(_r.settled_seq).offset(most).limit(1)
+        with self._db.read() as connection:
+            last = connection.scalar(query)
+        some = _KNOWN if last is None else _KNOWN.where(_r.settled_seq <= last)
+        return self._read(some.where(_r.settled_seq > last_seq).order_by(_r.settled_seq, _r.id))
 
     def between(self, start_s: float, end_s: float) -> Iterator[StoredRun]:
         """Runs that ended in a period."""

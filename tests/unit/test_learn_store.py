@@ -294,3 +294,39 @@ def test_assign_of_a_file(tmp_path: Path) -> None:
     assert [line.split() for line in result.output.splitlines()[1:]] == [["a", "0"], ["b", "2"], ["c", "---"]]
     (tmp_path / "p.csv").write_text("profile,gpu_model,mgup\na,V100,5\n")
     assert isinstance(CliRunner().invoke(model, ["assign", "--profiles", str(tmp_path / "p.csv")]).exception, BadInput)
+
+
+def test_a_long_past_is_learned_from_in_pieces_and_each_run_once(site: Site) -> None:
+    """Also if the helper ends in the middle of what was settled together."""
+    profiled(site, {A: 50.0, B: 60.0})
+    for job in range(3, 33):
+        site.tags[job] = OwnedToken(A, ALICE)
+        site.take(record(job, shared=True, seconds=1000.0, neighbours=(Neighbour(2, 1000.0),)))
+    at_once, seen, pieces = Learner(site.store), 0, 0
+    at_once.catch_up(for_s=0.0)
+    assert at_once.behind
+    learner = Learner(site.store)
+    while pieces == 0 or learner.behind:
+        learner = Learner(site.store) if pieces == 3 else learner
+        learner.catch_up(for_s=0.01)
+        found = len(site.store.observations.after(0))
+        assert found >= seen
+        seen, pieces = found, pieces + 1
+    assert seen == 30
+    assert Learner(site.store).catch_up() == 30
+
+
+def test_runs_are_read_some_at_a_time_and_never_parted_from_those_settled_with_them(site: Site) -> None:
+    profiled(site, {A: 50.0, B: 60.0})
+    with site.store.database.write() as connection:
+        connection.exec_driver_sql("UPDATE run SET settled_seq = 7")
+    for job in range(3, 13):
+        site.tags[job] = OwnedToken(A, ALICE)
+        site.take(record(job))
+    first = list(site.store.runs.after(0, most=1))
+    assert len(first) > 2
+    last, found = first[-1].settled_seq, [run.id for run in first]
+    while some := list(site.store.runs.after(last, most=3)):
+        found += [run.id for run in some]
+        last = some[-1].settled_seq
+    assert found == [run.id for run in site.store.runs.after(0)]
