@@ -38,11 +38,13 @@ AT_WORK_PCT = 5.0
 
 # Utilisation is an average over up to a second: so long after a neighbour came or went it is neither this nor that.
 _SETTLE_S = 1.0
+_COMES_AND_GOES_S = 5.0
+"""A neighbour that comes and goes for so long, so that no reading is of one kind, is there."""
 LEAST_OUTSIDE_PCT = 2.0
 """What processes of no job use below this changes nothing."""
 LEAST_UNSEEN_PCT = 20.0
 """Who uses so much of a card and is not seen there, hides: bursts and the card's own averages explain less."""
-_UNSEEN_OVER_S = 60.0
+_UNSEEN_OVER_S = 30.0
 """Over which the mean of it is taken: the card's last second may be busier than the time since the last look."""
 _SELDOM = 100.0
 """What costs time for each of a job's processes rests so many times as long: 1 % of a core, however many there are."""
@@ -185,6 +187,7 @@ class RunSoFar:
         self._told_mem_mib = 0.0
         self._was_shared: bool | None = None
         self._since_change_s = _SETTLE_S
+        self._unsettled_s = 0.0
         self.own_sm_pct = 0.0
         """What its busiest process used of a card at the last reading."""
         self.beside: set[int] = set()
@@ -247,6 +250,9 @@ class RunSoFar:
         self._was_shared = is_shared
         self._since_change_s = 0.0 if changed else self._since_change_s + elapsed_s
         settled = self._since_change_s >= _SETTLE_S
+        self._unsettled_s = max(0.0, self._unsettled_s + (-elapsed_s if settled else elapsed_s))
+        if self._unsettled_s > _COMES_AND_GOES_S:
+            settled = is_shared = True
         pairs = zip(samples, shares, strict=True)
         values = joined([activity(sample, share, settled=settled) for sample, share in pairs if share.present])
         if outside_pct := sum(share.outside_pct for share in shares) / len(shares):
@@ -262,7 +268,7 @@ class RunSoFar:
         self._count_time(elapsed_s, is_shared, neighbours)
 
     def _is_hidden(self, shares: Sequence[Share], elapsed_s: float, *, is_seen: bool) -> bool:
-        """Whether somebody is at work on the card, by the mean of the last minute, whom nobody saw there.
+        """Whether somebody is at work on the card, by the mean of the last half minute, whom nobody saw there.
 
         Somebody who stands still, or has left the card, whenever it is looked at. `is_seen`: a neighbour was seen at
         work. What a card is always busier than its processes, it was before there was a neighbour, too.

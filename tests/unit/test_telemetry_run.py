@@ -166,6 +166,14 @@ def test_somebody_at_work_whom_nobody_sees_is_noticed_and_spoils_no_figure_of_th
     assert run.record(RecordKind.INTERIM, 1201.0).untold_s == record.untold_s, "a pause says nothing new"
 
 
+def test_a_neighbour_that_comes_and_goes_between_looks_is_there() -> None:
+    absent = card(80, 50, own=(4096, 45, 20))
+    record = run_of(*[SHARED, absent] * 40, neighbours=(7,), elapsed_s=0.5).record(RecordKind.INTERIM, 1100.0)
+    assert record.shared.stats["proc_sm_pct"].n >= ENOUGH
+    assert record.shared.stats["proc_sm_pct"].mean == 45
+    assert "proc_sm_pct" not in record.alone.stats
+
+
 @pytest.mark.parametrize(
     ("before", "beside"),
     [
