@@ -167,13 +167,13 @@ def lessons(record: Record, alone_pct: float | None, beside: Mapping[int, Beside
 
 
 def activity_alone(record: Record, profile_pct: float | None, least: int = MIN_SAMPLES) -> Alone | None:
-    """By this run and by the profile, each as far as it can be trusted; without a profile `least` samples are enough.
+    """By this run, of which `least` samples are enough, and by the profile, each as far as it can be trusted.
 
     Epochs begin and end quietly. How a run was alone for less than an epoch says little of how it is on average.
     """
     own = record.alone.stats.get(ACTIVITY)
     profile = None if profile_pct is None else Alone(profile_pct, PROFILE_ERROR)
-    if own is None or own.n < (least if profile is None else MIN_SAMPLES) or own.mean <= 0.0:
+    if own is None or own.n < least or own.mean <= 0.0:
         return profile
     phase = own.sd / own.mean * record.profile.seconds / (2.0 * max(record.alone_s, 1.0))
     run = Alone(own.mean, math.hypot(relative_error(own, own.n), phase))

@@ -59,6 +59,15 @@ def test_the_rate_is_the_share_of_the_gpu_over_the_share_alone() -> None:
     assert rate_of(seen_rate(record(1, 80.0, 90.0), Tally(), None)) == 1.0
 
 
+def test_the_first_seconds_of_a_run_alone_say_less_than_its_profile() -> None:
+    """It still loads its data; its neighbour came at once."""
+    begun = record(1, 33.0, 48.0)
+    begun = replace(begun, alone=Period(1.0, 0.0, {"proc_sm_pct": stat(5, 33.0)}))
+    known = {"proc_sm_pct_mean": 96.0}
+    profile = Profile(TOKEN_A, "V100", 1000, 1, 1, 4000, 16384, 72.0, known, {}, None, NOW)
+    assert rate_of(seen_rate(begun, Tally(), profile)) == pytest.approx(0.5, abs=0.02)
+
+
 def test_an_earlier_neighbour_does_not_count_for_the_present_one() -> None:
     # 60 s at 60 %, of which the first 30 beside somebody else were at 80 %.
     assert rate_of(seen_rate(record(1, 80.0, 60.0), Tally(50, 30.0, 30.0 * 80.0), None)) == pytest.approx(0.5)
