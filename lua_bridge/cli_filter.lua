@@ -332,12 +332,7 @@ local function fit_step(options)
 end
 
 -- What Slurm calls. A site's own script may have defined these before it runs this file: its functions have the first word.
-local their_defaults, their_pre_submit, their_post_submit =
-  slurm_cli_setup_defaults, slurm_cli_pre_submit, slurm_cli_post_submit
-
-function slurm_cli_setup_defaults(...)
-  return their_defaults and their_defaults(...) or slurm.SUCCESS
-end
+local their_pre_submit = slurm_cli_pre_submit
 
 function slurm_cli_pre_submit(options, ...)
   local result = their_pre_submit and their_pre_submit(options, ...) or slurm.SUCCESS
@@ -352,8 +347,12 @@ function slurm_cli_pre_submit(options, ...)
   return result
 end
 
-function slurm_cli_post_submit(...)
-  return their_post_submit and their_post_submit(...) or slurm.SUCCESS
+-- Slurm loads no script without these two.
+local function nothing()
+  return slurm.SUCCESS
 end
+
+slurm_cli_setup_defaults = slurm_cli_setup_defaults or nothing
+slurm_cli_post_submit = slurm_cli_post_submit or nothing
 
 return slurm.SUCCESS, M, site -- the last two for tests

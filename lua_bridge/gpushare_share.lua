@@ -9,19 +9,10 @@ local M = {}
 
 -- hook.sqlite, the small file that the helper maintains: one look-up by primary key, read-only.
 
--- A replaced or moved file is noticed when the connection is made anew; making one costs a tenth of a millisecond.
-local REOPEN_SECONDS = 2
 -- The helper's own transactions take about this long; slurmctld must not wait longer.
 local BUSY_MILLISECONDS = 5
 
-local environment, connection, opened_at, opened_path
-
-local function close()
-  if connection then
-    pcall(connection.close, connection)
-  end
-  connection = nil
-end
+local environment
 
 -- mode=ro: neither creates nor writes. Where SQLite takes no URIs, this names a directory "file:" that does not exist, so
 -- that the worst outcome is an error.
@@ -29,18 +20,16 @@ local function uri(path)
   return "file:" .. path:gsub("%%", "%%25"):gsub("%?", "%%3F"):gsub("#", "%%23") .. "?mode=ro"
 end
 
+-- Made for each look-up, in a tenth of a millisecond: the helper may have put another file in its place.
 local function open(path)
   environment = environment or require("luasql.sqlite3").sqlite3()
-  local made, why = environment:connect(uri(path), BUSY_MILLISECONDS)
-  if not made then
-    error(tostring(why))
-  end
-  connection, opened_at, opened_path = made, os.time(), path
+  local connection, why = environment:connect(uri(path), BUSY_MILLISECONDS)
+  return connection or error(tostring(why))
 end
 
 local QUERY = "SELECT heartbeat_s, gangs, uid, clusters, cpus FROM helper LEFT JOIN workload ON token = '%s' WHERE id = 1"
 
-local function query(token)
+local function query(connection, token)
   local cursor, why = connection:execute(QUERY:format(token or ""))
   if not cursor or type(cursor) == "number" then
     error(tostring(why))
@@ -71,22 +60,10 @@ end
 -- has found another Slurm than configure did}. Raises when the file cannot be read.
 function M.look_up(path, token)
   assert(token == nil or jobs.is_token(token), "not a token")
-  local now = os.time()
-  if connection and (opened_path ~= path or now < opened_at or now - opened_at >= REOPEN_SECONDS) then
-    close()
-  end
-  local ok, found
-  for _ = 1, connection and 2 or 1 do -- the file may have been replaced under an open connection
-    if not connection then
-      open(path)
-    end
-    ok, found = pcall(query, token)
-    if ok then
-      return found
-    end
-    close()
-  end
-  error(found, 0)
+  local connection = open(path)
+  local ok, found = pcall(query, connection, token)
+  pcall(connection.close, connection)
+  return ok and found or error(found, 0)
 end
 
 -- How this release writes a GRES in a request.

@@ -3,10 +3,8 @@
 # empty until the helper has looked at it. Runs as root, always exits 0.
 # It does not wait for the sampler, which needs a moment to write its record and is not slurmd's concern.
 
-gs_here=${BASH_SOURCE[0]}
-[[ ! -L $gs_here ]] || gs_here=$(readlink -f -- "$gs_here")
 # shellcheck source=common.sh
-. "${gs_here%/*}/common.sh" || exit 0
+. "${BASH_SOURCE[0]%/*}/common.sh" || exit 0
 
 # The hold. While a node has a job in its epilog Slurm starts nothing there, so the helper decides who gets the card, for
 # EpilogHold seconds at the most. Nothing is asked of Slurm: what is known here is what the helper has written to

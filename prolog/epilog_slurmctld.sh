@@ -2,10 +2,8 @@
 # EpilogSlurmctld: tells the helper at once that a job of a shared partition has ended, and where.
 # Runs on the controller as SlurmUser. Always exits 0, asks Slurm nothing, and waits for nobody.
 
-gs_here=${BASH_SOURCE[0]}
-[[ ! -L $gs_here ]] || gs_here=$(readlink -f -- "$gs_here")
 # shellcheck source=common.sh
-. "${gs_here%/*}/common.sh" || exit 0
+. "${BASH_SOURCE[0]%/*}/common.sh" || exit 0
 
 main() {
   local pipe line

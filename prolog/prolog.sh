@@ -2,20 +2,8 @@
 # Prolog drop-in: starts the sampler of a job that runs on a shared partition, and returns.
 # Runs as root. Always exits 0: anything else drains the node and holds the job.
 
-gs_here=${BASH_SOURCE[0]}
-[[ ! -L $gs_here ]] || gs_here=$(readlink -f -- "$gs_here")
-gs_here=${gs_here%/*}
 # shellcheck source=common.sh
-. "$gs_here/common.sh" || exit 0
-
-# The interpreter that this package is installed for: a checkout's, a virtual environment's, else the system's.
-find_python() {
-  local candidate
-  for candidate in "${GPUSHARE_PYTHON:-}" "$gs_here/../.venv/bin/python" "$gs_here"/../../../../../bin/python3; do
-    [[ -n $candidate && -x $candidate ]] && python=$candidate && return
-  done
-  python=python3
-}
+. "${BASH_SOURCE[0]%/*}/common.sh" || exit 0
 
 # Detached for good: own session, no descriptor of slurmd's, low priority. slurmd kills the prolog's process group
 # when the prolog ends, and waits for its output to close; neither reaches a sampler started like this.
@@ -33,7 +21,7 @@ start_sampler() {
     ((${#gs_gpus[@]})) || may_search || exit
     trap '' TERM INT HUP # until the sampler is up: an epilog may come before that
     IFS=, # joins the GPUs
-    exec env -i "${kept[@]}" setsid nice -n 10 "$python" -I -m slurm_gpushare.node.sampler \
+    exec env -i "${kept[@]}" setsid nice -n 10 "${GPUSHARE_PYTHON:-python3}" -I -m slurm_gpushare.node.sampler \
       "$gs_job" "$gs_node" "${gs_gpus[*]}"
   ) </dev/null >>"$gs_node_dir/sampler.log" 2>&1 &
   pid=$!
@@ -124,7 +112,6 @@ main() {
     : >"$gs_node_dir/tokens/$gs_job"
     make_epoch_file "$gs_node_dir/epoch/$gs_job"
   fi
-  find_python
   start_sampler && echo "$pid ${gs_stat[GS_START]}" >"$pid_file"
 }
 

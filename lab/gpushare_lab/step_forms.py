@@ -224,7 +224,7 @@ def _know_the_token(bed: Testbed, user: str) -> None:
         file.executescript((resource_dir("sql") / "hook.sql").read_text())
         file.execute("INSERT INTO workload VALUES (?, ?, ?, ?)", (TOKEN, pwd.getpwnam(user).pw_uid, "v100=1/1", None))
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
-    bed.wait_for_hook(2)
+    bed.wait_for_hook()
 
 
 def _place(bed: Testbed, job: int) -> None:

@@ -226,7 +226,7 @@ def test_a_job_past_its_profile_is_noticed(site: Site, verdict: Verdict) -> None
     site.testbed.run(["scancel", job])
     (strike,) = site.store.conduct.strikes_by_uid()
     site.beat()
-    site.testbed.wait_for_hook(2)
+    site.testbed.wait_for_hook()
     again = sbatch(site.testbed, "--gpus=1", "--begin=now+1hour", token=TOKENS[0], user="root")
     tag = again.tag(site.testbed)
     seen = f"{strike.strikes} strike, its next job is {'measured' if tag and tag.probe else f'tagged {tag}'}"

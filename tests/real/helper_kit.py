@@ -48,7 +48,6 @@ class Site:
         ]
         enter_profiles(self.store, profiles)
         self.beat()
-        testbed.wait_for_hook(2)  # it may still have the last test's file open
 
     def configure(self, **keys: str) -> None:
         """Other settings for hook and helper."""

@@ -50,7 +50,7 @@ def write_hook_file(testbed: Testbed, *, workloads: int = 0, cpus: int | None = 
         file.execute("UPDATE helper SET heartbeat_s = ?", (int(time.time()),))
     test_file = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
     if _last_written != [(test_file, cpus)]:
-        testbed.wait_for_hook(2)
+        testbed.wait_for_hook()
         _last_written[:] = [(test_file, cpus)]
     return path
 

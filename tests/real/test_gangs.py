@@ -61,7 +61,7 @@ def site(four_gpus: Testbed) -> Iterator[Site]:
     profiles = [KnownProfile(t, 0, "V100", 2000, 16384, 0, s, light) for t, s in zip(TOKENS, lasts_s, strict=False)]
     enter_profiles(site.store, profiles)
     HookFile(site.config.hook_file, gangs=True).sync(site.store)
-    four_gpus.wait_for_hook(2)
+    four_gpus.wait_for_hook()
     yield site
     jobs = list(site.jobs())
     if jobs:
@@ -217,7 +217,7 @@ def test_the_gang_that_came_last_is_paused_for_the_residents_promise_and_goes_on
     busy = {GPUS: 4, f"{ACTIVITY}_mean": 95.0}
     enter_profiles(site.store, [KnownProfile(t, 0, "V100", 2000, 16384, 0, 600.0, busy) for t in TOKENS[:2]])
     HookFile(site.config.hook_file, gangs=True).sync(site.store)
-    site.testbed.wait_for_hook(2)
+    site.testbed.wait_for_hook()
     (of_resident, resident_end), (of_guest, guest_end) = training(site, "p", "q", 1), training(site, "q", "p", 4)
     daemon = site.daemon("fcfs", resident_budget_pct=1.0, pause_most_pct=100.0)  # any slow-down breaks such a promise
     resident = site.submit(0, "--time=30", script=of_resident, gres=FOUR)

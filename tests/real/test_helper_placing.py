@@ -191,7 +191,7 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
 
 def test_in_the_shadow_all_is_recorded_and_nothing_is_changed(site: Site) -> None:
     site.configure(Policy="shadow")
-    site.testbed.wait_for_hook(2)
+    site.testbed.wait_for_hook()
     jobs = [site.submit(number, "--time=60") for number in range(4)]
     site.wait_running(jobs)
     waiting = site.submit(4, "--time=5")

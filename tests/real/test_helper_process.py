@@ -54,7 +54,6 @@ def test_a_job_submitted_while_the_helper_is_away_keeps_its_token_and_its_reques
     from slurm_gpushare.store.hookfile import HookFile
 
     HookFile(site.config.hook_file).beat(0)
-    site.testbed.wait_for_hook(3)  # it may still have the last test's file open
     job = site.submit(0)
     before = site.jobs()[job]
     site.tick()

@@ -91,4 +91,4 @@ def sync(testbed: Testbed) -> None:
     with Store(f"sqlite:///{directory}/store.sqlite") as store:
         store.profiles.assign([Assignment(UNKNOWN, "V100", 1)])
         HookFile(directory / "hook.sqlite").sync(store, anew=True)
-    testbed.wait_for_hook(2)
+    testbed.wait_for_hook()

@@ -78,7 +78,7 @@ def test_broken_files_cost_only_sharing(shared: Testbed) -> None:
     hook_file = shared.layout.gpushare / "hook.sqlite"
     for damage in (lambda: hook_file.write_bytes(b"x" * 8192), hook_file.unlink, shared.layout.gpushare_conf.unlink):
         damage()
-        shared.wait_for_hook(3)  # it keeps a file open that is no longer there for two seconds
+        shared.wait_for_hook()
         set_time = sbatch(shared, "--gpus=1", "--begin=now+1hour", token=None)  # any job, to be sure of an answer
         job = sbatch(shared, "--gpus=1", "--begin=now+1hour")
         assert job.job_id > set_time.job_id

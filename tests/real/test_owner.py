@@ -46,7 +46,7 @@ class Owners:
         profiles = [KnownProfile(self.tokens[u], uid, "V100", 2000, 16384, 1, 600.0) for u, uid in owners.items()]
         enter_profiles(self.site.store, profiles)
         self.site.beat()
-        testbed.wait_for_hook(2)
+        testbed.wait_for_hook()
         self.ann = self.submit(ANN)
         index = self.site.index(self.ann)
         self.bob = self.submit(BOB)

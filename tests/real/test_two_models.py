@@ -67,7 +67,7 @@ def test_each_model_shares_by_what_was_measured_on_it(mixed: Testbed) -> None:
     # As if it had run for longer.
     enter_profiles(site.store, [KnownProfile(TOKENS[0], 0, "A100", 4096, 40960, 1, 600.0, profiles["A100"].features)])
     site.beat()
-    mixed.wait_for_hook(2)
+    mixed.wait_for_hook()
 
     strangers = [site.plain(f"--gres=gpu:v100_{index}:1") for index in (0, 1)] + [site.plain("--gres=gpu:a100_1:1")]
     site.wait_running(strangers)

@@ -134,17 +134,17 @@ def test_replaced_moved_and_broken_files_are_noticed_by_a_running_hook(hook: Lua
     hook.write_hook_file(other, cluster=7)
     path = hook.hook_file
     answers = hook.answers(
-        f"""{CLOCK}
+        f"""
         local job = {JOB}
         run.submit(job)
-        os.rename("{other}", "{path}"); wait(2); run.submit(job)      -- replaced
-        os.rename("{path}", "{other}"); wait(2); run.submit(job)      -- moved away
-        os.rename("{other}", "{path}"); wait(2); run.submit(job)      -- and back
+        os.rename("{other}", "{path}"); run.submit(job)      -- replaced
+        os.rename("{path}", "{other}"); run.submit(job)      -- moved away
+        os.rename("{other}", "{path}"); run.submit(job)      -- and back
         local file = io.open("{path}", "r+"); local good = file:read("*a")
         file:seek("set", 0); file:write(string.rep("x", #good)); file:close()
-        run.submit(job)                                               -- spoilt under an open connection
+        run.submit(job)                      -- spoilt
         file = io.open("{path}", "w"); file:write(good); file:close()
-        run.submit(job)                                               -- and whole again, at once
+        run.submit(job)                      -- and whole again
         """
     )
     clusters = [answer.fields.get("admin_comment", "-").partition(";")[0] for answer in answers]
@@ -162,12 +162,12 @@ def test_hook_never_writes_its_file(hook: LuaHook) -> None:
     refused = hook.chunk(
         f"""local store = run.load("gpushare_share")
         store.look_up("{hook.hook_file}", "{KNOWN}")
-        local name, connection, i = nil, nil, 0
+        local name, open, i = nil, nil, 0
         repeat
           i = i + 1
-          name, connection = debug.getupvalue(store.look_up, i)
-        until name == "connection"
-        print(connection:execute("DELETE FROM workload"))"""
+          name, open = debug.getupvalue(store.look_up, i)
+        until name == "open"
+        print(open("{hook.hook_file}"):execute("DELETE FROM workload"))"""
     )
     assert "readonly" in refused
 

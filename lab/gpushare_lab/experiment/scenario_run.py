@@ -87,7 +87,7 @@ class ScenarioRun:
     def _act(self, scenes: Sequence[_Scene]) -> None:
         with HelperProcess(self._testbed, "fcfs") as helper:
             HookFile(self._config.hook_file).sync(self._store)
-            self._testbed.wait_for_hook(2)
+            self._testbed.wait_for_hook()
             for scene in scenes:
                 scene.resident = self._submit(scene, 0)
             self._until(lambda: all(self._alone_is_known(scene) for scene in scenes), "residents are measured alone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from slurm_gpushare.site.site_files import SCRIPTS, lua_script
 def write_scripts(layout: Layout, env: Mapping[str, str], shape: Shape) -> None:
     """Prolog, epilog, task prolog, job_submit.lua and cli_filter.lua."""
     prolog_dir = resource_dir("prolog")
+    of_root = {**env, "GPUSHARE_PYTHON": sys.executable}
     for name in ("prolog.sh", "epilog.sh", "epilog_slurmctld.sh"):
-        write_executable(layout.etc / name, script_with_environment(env, prolog_dir / name))
+        write_executable(layout.etc / name, script_with_environment(of_root, prolog_dir / name))
     write_executable(layout.etc / "task_prolog.sh", _task_prolog(env, prolog_dir / "task_prolog"))
     lua_dir = resource_dir("lua_bridge")
     models = {model: (",".join(shape.nodes_of(model)), shape.gpus) for model in shape.models}
