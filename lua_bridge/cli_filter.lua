@@ -1,10 +1,7 @@
--- slurm-gpushare in the user's own sbatch, salloc and srun (cli_filter/lua). `gpushare configure` writes this file with
--- all that it needs in it. As it is here it loads its modules from beside it.
---
+-- slurm-gpushare in the user's own sbatch, salloc and srun (cli_filter/lua), written and loaded as job_submit.lua is.
 -- Three things that only the client can do: turn a workload's name into its token, so that the name never leaves the
 -- user's side; make srun understand gpu:MODEL where every GPU index has a type of its own; and make srun work inside a
--- job that has shards, whatever its script asks of srun.
--- Whatever breaks in here, the command goes on as the user wrote it.
+-- job that has shards. Whatever breaks in here, the command goes on as the user wrote it.
 
 local site = { models = {} } --@site
 local modules = {} --@modules
@@ -282,12 +279,9 @@ local function tell(line)
 end
 
 local function translate_name(options)
-  local comment = options.comment
-  if type(comment) == "string" then
-    local replaced, line = with_token(comment)
-    if replaced ~= comment then
-      options.comment = replaced
-    end
+  if type(options.comment) == "string" then
+    local replaced, line = with_token(options.comment)
+    options.comment = replaced
     tell(line)
   end
 end

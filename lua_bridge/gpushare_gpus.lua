@@ -1,9 +1,6 @@
 -- How a job on one GPU, or on all GPUs of a node (a gang), is written so that it can share: as one request for the node,
 -- or for each card, with the CPUs and the memory that belong to its GPUs. Both are `asks`: {gpus, tasks, cpus = a task's,
--- if it says so, ...}.
--- Slurm gives a job part of every card only where it asks for shards by task, one task a card, so a gang is written with
--- as many tasks as it has GPUs. Its own number of tasks goes to the task prolog, which shows it to the script.
--- Pure functions: strings and numbers in, tables out.
+-- if it says so, ...}. docs/hook.md says why a gang has a task for each card. Pure functions.
 
 local load = ...
 local request = load("gpushare_request")
@@ -240,9 +237,8 @@ function M.ask_for(read, asks, wanted, prefix, what)
 end
 
 -- What the task prolog must know to show a gang's script its own request: GPUs, tasks, CPUs a task. 0: it did not say, and
--- Slurm would not either; frameworks take SLURM_NTASKS for a sign that srun has started them. CPUs that were rounded up
--- are shown as well: while a step leaves some of them, but too few for the next, Slurm (24.11) refuses the next one
--- instead of letting it wait. nil for a job on one GPU.
+-- Slurm would not either; frameworks take SLURM_NTASKS for a sign that srun has started them. CPUs are rounded up: while a
+-- step leaves too few for the next, Slurm (24.11) refuses that one instead of letting it wait. nil for a job on one GPU.
 function M.for_script(asks)
   if asks.gpus == 1 then
     return nil

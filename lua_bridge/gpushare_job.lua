@@ -1,11 +1,7 @@
--- What is said of a job: the fields that the hook may see of it, its owner's consent in the comment, our tag in
--- AdminComment.
---
+-- What is said of a job: the fields that the hook may see of it, its owner's consent in the comment, our tag.
 -- The tables of fields are the whole list: the hook reads a job through `reader` and writes it through `apply`, and both
--- refuse any other. The one exception is `is_batch`, which reads one variable of the environment, named below.
--- A test drives the hook with a job descriptor that raises on any other name. docs/privacy.md explains each entry.
--- Not here, and so never read: the script, its arguments, the job's name, its working directory, its input and output
--- paths, mail addresses.
+-- refuse any other; `is_batch` reads one variable of the environment besides. docs/privacy.md explains each entry, and a
+-- test drives the hook with a job descriptor that raises on any other name.
 
 local load = ...
 local protocol = load("gpushare_protocol")

@@ -55,9 +55,8 @@ local function query(connection, token)
   return found
 end
 
--- What is known of `token`: {uid, clusters and gpus by model, cpus = those that its curve says, if it has one}, empty if
--- nothing is or no token is given; and of the helper: {heartbeat_s, gangs = whether gangs may share, stale = whether it
--- has found another Slurm than configure did}. Raises when the file cannot be read.
+-- What is known of `token`, if it is given: {uid, clusters and gpus by model, cpus = those that its curve says}; and of the
+-- helper: {heartbeat_s, gangs = whether they may share, stale = whether Slurm is another one than configure found}. Raises.
 function M.look_up(path, token)
   assert(token == nil or jobs.is_token(token), "not a token")
   local connection = open(path)
@@ -359,11 +358,10 @@ local function what_becomes(job, settings, consent)
   return { wanted = wanted, reason = found.reason or why, fault = found.fault }
 end
 
--- What becomes of a job that asks for GPUs, on partitions that are all shared. `job` has its descriptor `desc`, the
--- `read` of it, what it has `asked` for, its `partitions`, the `models` that it may get there and `most_cpus` that they
--- allow. `consent` is nil for a job without a token. The answer: {wanted = {field = value}, for_script = what to tell the
--- task prolog, line = what to tell the user if it takes part, cpus_line = the same of cpus=auto, reason = why it does
--- not, fault = what broke}, each or none of it.
+-- What becomes of a job that asks for GPUs, on partitions that are all shared. `job` is {desc, read, asked, partitions,
+-- models, most_cpus} as job_submit.lua makes it; `consent` is nil without a token. The answer: {wanted = {field = value},
+-- for_script = what to tell the task prolog, line and cpus_line = what to tell the user, reason = why it does not take
+-- part, fault = what broke}, each or none of it.
 function M.decide(job, settings, consent)
   if not (consent or is_old(settings)) then
     return {}

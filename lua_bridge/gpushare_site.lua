@@ -13,8 +13,7 @@ local function trimmed(text)
   return text:match("^[ \t\r]*(.-)[ \t\r]*$")
 end
 
--- The items of a list with commas, and the set of them; nil if one of them has a blank in it, or comes twice where each
--- may come `once`.
+-- The items of a list with commas, and the set of them; nil if one has a blank in it, or comes twice where it may not.
 local function items(text, once)
   local list, set = {}, {}
   for part in text:gmatch("[^,]+") do
@@ -154,8 +153,7 @@ end
 
 local settings, fault, looked_at
 
--- The settings in force, or nil, and what is wrong with the files if something is: then the last good ones stay in force.
--- The files are looked at again once a second at most.
+-- The settings in force, or nil, and what is wrong with the files: the last good ones stay. Looked at once a second at most.
 function M.settings()
   local now = os.time()
   if looked_at ~= now then
@@ -247,8 +245,7 @@ local function nodes_of(part_list, name)
   return jobs.reader((part_list or {})[name] or {}, jobs.PARTITION)("nodes") or ""
 end
 
--- Whether a partition has nodes with GPUs that may be shared: those that `configure` knew, and those of the `shared`
--- partitions of gpushare.conf.
+-- Whether a partition has nodes that share: those that `configure` knew, or those of the `shared` partitions.
 local function has_sharing_nodes(part_list, name, shared)
   local nodes = nodes_of(part_list, name)
   for _, names in pairs(site.models) do
@@ -264,8 +261,7 @@ local function has_sharing_nodes(part_list, name, shared)
   return false
 end
 
--- Where a job may run whose partition field is `text`: {list = its partitions, all_shared, ours = whether one of them has
--- nodes that share}.
+-- Where a job with this partition field may run: {list, all_shared, ours = whether one of them has nodes that share}.
 function M.place(text, part_list, settings)
   if text and #text > jobs.LONGEST then
     return { list = {}, all_shared = false, ours = true }

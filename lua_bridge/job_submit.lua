@@ -1,12 +1,8 @@
 -- slurm-gpushare in slurmctld (job_submit/lua): turns `sbatch --comment=gpushare:TOKEN` into a tagged, shareable job.
---
--- `gpushare configure` writes this file with all that it needs in it: the modules and the site's GPU models. It then works
--- whatever happens to our other files; without gpushare.conf no job shares, and everybody's gpu:MODEL is still
--- understood. As it is here it loads its modules from beside it.
---
--- It runs under slurmctld's locks, one call at a time: no write but to the job, no subprocess, no network, no look at
--- other jobs. What a job asks for may be hostile: no field is taken apart that is longer than Slurm accepts.
--- Whatever breaks in here, the job goes on as its user wrote it and slurmctld's log gets a line. Lua 5.1 to 5.4.
+-- `gpushare configure` writes this file with its modules and the site's GPU models in it; as it is here it loads them from
+-- beside it. It runs under slurmctld's locks: no write but to the job, no subprocess, no network, no look at other jobs.
+-- What a job asks for may be hostile: no field is taken apart that is longer than Slurm accepts. Whatever breaks, the job
+-- goes on as its user wrote it, and slurmctld's log gets a line. Lua 5.1 to 5.4 (docs/hook.md).
 
 local site = { models = {} } --@site
 local modules = {} --@modules
@@ -31,18 +27,14 @@ local ready, not_ready = pcall(function()
 end)
 
 local LOG_SECONDS = 60
-local last_logged, suppressed = {}, {}
+local last_logged = {}
 
 -- One line a minute of each kind: a fault that hits every submission must not fill the log.
 local function log(kind, message)
-  local now = os.time()
-  if last_logged[kind] and now >= last_logged[kind] and now - last_logged[kind] < LOG_SECONDS then
-    suppressed[kind] = (suppressed[kind] or 0) + 1
-    return
+  if math.abs(os.time() - (last_logged[kind] or -LOG_SECONDS)) >= LOG_SECONDS then
+    last_logged[kind] = os.time()
+    slurm.log_error("%s", "gpushare: " .. message:sub(1, 300):gsub("[%c]", " "))
   end
-  local more = suppressed[kind] and string.format(" (%d more like this)", suppressed[kind]) or ""
-  last_logged[kind], suppressed[kind] = now, nil
-  slurm.log_error("%s", "gpushare: " .. message:sub(1, 300):gsub("[%c]", " ") .. more)
 end
 
 local function tell(message)
@@ -213,11 +205,9 @@ local function new_comment(change, tag)
   return "new"
 end
 
--- Writes what a job becomes whose owner opts out: the whole GPU that it asked for, and no lease. As a request for the
--- whole job instead of for each node it is none that the helper places. The old request is set to 0, since Slurm takes
--- an empty one for unchanged. The nice value becomes the user's own again: ours would start the job before everybody. A
--- user's change may not make it negative; what an administrator gave, the helper puts back. False where this Slurm
--- cannot change the request so.
+-- Writes what a job becomes whose owner opts out (docs/hook.md). The old request is set to 0, since Slurm takes an empty
+-- one for unchanged. A user's change may not make the nice value negative; what an administrator gave, the helper puts
+-- back. False where this Slurm cannot change the request so.
 local function leave_sharing(change, tag, settings)
   local can_change = settings and settings.slurm_version >= since.gpu_becomes_shard and not share.is_stale(settings)
   if not can_change or tag("original") ~= "gpu:1" then

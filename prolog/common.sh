@@ -1,8 +1,6 @@
 # shellcheck shell=bash
-# What prolog, epilog and task prolog have in common: gpushare.conf, and the node's state directory.
-# Sourced, never run. Nothing here may fail the caller, take long, or ask Slurm anything: slurmd waits for us,
-# and a prolog that fails drains the node.
-# The state directory's layout is described in slurm_gpushare/node/sampler.py.
+# What prolog, epilog and task prolog have in common: gpushare.conf, and the node's state directory (its layout is in
+# slurm_gpushare/node/sampler.py). Nothing here may fail the caller, take long, or ask Slurm anything: slurmd waits for us.
 
 # Slurm sets no search path for a prolog; one that is set (a test, a wrapper) comes first.
 PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -75,8 +73,8 @@ gs_parse_names() {
   done
 }
 
-# Reads file $1, of the keys there those named in $2 alone, into gs_KEY; gs_seen becomes the keys. False if there is no such
-# file or if it has a mistake: what could be read is then set all the same.
+# Reads file $1, of the keys there those named in $2 alone, into gs_KEY; gs_seen becomes the keys. False if there is none or
+# if it has a mistake, as of the next two: what could be read is then set all the same.
 gs_parse_file() {
   local line key all=" ${GS_SITE//$'\n'/ } ${GS_NOT_OF_SITE//$'\n'/ } " bad=0
   gs_seen=' '
@@ -97,8 +95,7 @@ gs_parse_file() {
   ((!bad))
 }
 
-# Sets gs_partitions, gs_statedir and what else the scripts need from gpushare.conf $1 and the file that configure writes
-# beside it. False if there is none, or if one has a mistake: what could be read is then set all the same.
+# Sets gs_partitions, gs_statedir and what else the scripts need from gpushare.conf $1 and the generated file beside it.
 gs_parse_conf() {
   local key bad=0 seen generated=${1%.conf}.generated.conf
   for key in "${!GS_DEFAULTS[@]}"; do printf -v "gs_$key" %s "${GS_DEFAULTS[$key]}"; done
@@ -112,8 +109,7 @@ gs_parse_conf() {
 }
 
 # Reads gpushare.conf; where it is away, has a mistake or not a single setting, the copy of the last good one that a sampler
-# has kept (slurm_gpushare/protocol/settings_in_force.py). False if there is neither: what could be read is then set all
-# the same.
+# has kept (slurm_gpushare/protocol/settings_in_force.py).
 gs_read_conf() {
   local conf=/etc/slurm/gpushare.conf copy=${GPUSHARE_LAST_GOOD:-/var/lib/gpushare/gpushare.conf.good} first=''
   [[ -z ${SLURM_CONF:-} ]] || conf=${SLURM_CONF%/*}/gpushare.conf

@@ -1,16 +1,15 @@
 #!/bin/bash
-# Epilog drop-in: tells the job's sampler to finish, removes what the prolog left, and keeps a card that has just become
-# empty until the helper has looked at it. Runs as root, always exits 0.
-# It does not wait for the sampler, which needs a moment to write its record and is not slurmd's concern.
+# Epilog drop-in: tells the job's sampler to finish, without waiting for its record, removes what the prolog left, and keeps
+# a card that has just become empty until the helper has looked at it. Runs as root, always exits 0.
 
+gs_here=$(readlink -f -- "${BASH_SOURCE[0]}")
 # shellcheck source=common.sh
-. "${BASH_SOURCE[0]%/*}/common.sh" || exit 0
+. "${gs_here%/*}/common.sh" || exit 0
 
 # The hold. While a node has a job in its epilog Slurm starts nothing there, so the helper decides who gets the card, for
-# EpilogHold seconds at the most. Nothing is asked of Slurm: what is known here is what the helper has written to
-# SpoolDir/hold (slurm_gpushare/helper/hold.py has the layout) and this node's own record of its holds.
-# SpoolDir is a shared file system, and whatever looks there may hang. So nothing here looks but one child of the node's,
-# which copies what concerns the node to a file of its own, "board"; who holds reads that.
+# EpilogHold seconds at the most (docs/helper.md). What is known here is what the helper has written to SpoolDir/hold
+# (slurm_gpushare/helper/hold.py has the layout), a shared file system where whoever looks may hang. So nobody looks but one
+# child of the node's, which copies what concerns the node to a file of its own, "board"; who holds reads that.
 
 # A node is held for at most this much of any minute, all its cards together.
 GS_MINUTE_MS=60000 GS_MINUTE_SHARE_MS=6000
@@ -32,8 +31,7 @@ now() {
   fi
 }
 
-# Waits $1 seconds. A pipe that nobody writes to: that starts no process, unlike `sleep`, of which a busy node would run
-# hundreds.
+# Waits $1 seconds, on a pipe that nobody writes to: that starts no process, of which a busy node would run hundreds.
 pause() {
   [[ -n ${silent:-} ]] || exec {silent}<> <(:)
   read -r -t "$1" -u "$silent" _
@@ -66,8 +64,7 @@ copy_board() {
   echo "$now_ms $beat $until_ms $without $jobs" >"$gs_node_dir/board"
 }
 
-# Starts the child that copies, unless one is at work, or hangs: it has the lock until it ends. Nothing of slurmd's is left
-# open to it, so that slurmd waits for it no more than we do.
+# Starts the child that copies, unless one is at work, or hangs: it has the lock until it ends.
 start_copying() {
   (
     gs_close_all
@@ -178,8 +175,7 @@ hold_card() {
   ((${#children[@]} == 0)) || : >"$gs_node_dir/board"
 }
 
-# Takes the job out of DCGM's job mapping, whose files its sampler writes: a file a card, a line a job, others' lines
-# among them. In place: exporters watch the file itself.
+# Takes the job out of DCGM's job mapping, a file a card and a line a job. In place: exporters watch the file itself.
 unmap_job() {
   local file kept lock=$gs_dcgmjobmappingdir/.gpushare.lock
   [[ -n $gs_dcgmjobmappingdir && -e $lock ]] || return

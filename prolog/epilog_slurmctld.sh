@@ -2,8 +2,9 @@
 # EpilogSlurmctld: tells the helper at once that a job of a shared partition has ended, and where.
 # Runs on the controller as SlurmUser. Always exits 0, asks Slurm nothing, and waits for nobody.
 
+gs_here=$(readlink -f -- "${BASH_SOURCE[0]}")
 # shellcheck source=common.sh
-. "${BASH_SOURCE[0]%/*}/common.sh" || exit 0
+. "${gs_here%/*}/common.sh" || exit 0
 
 main() {
   local pipe line

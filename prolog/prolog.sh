@@ -2,14 +2,13 @@
 # Prolog drop-in: starts the sampler of a job that runs on a shared partition, and returns.
 # Runs as root. Always exits 0: anything else drains the node and holds the job.
 
+gs_here=$(readlink -f -- "${BASH_SOURCE[0]}")
 # shellcheck source=common.sh
-. "${BASH_SOURCE[0]%/*}/common.sh" || exit 0
+. "${gs_here%/*}/common.sh" || exit 0
 
-# Detached for good: own session, no descriptor of slurmd's, low priority. slurmd kills the prolog's process group
-# when the prolog ends, and waits for its output to close; neither reaches a sampler started like this.
-#
-# Its environment is empty but for what it needs: what somebody else may have put into slurmd's or into the job's must
-# not reach a process of root's. GPUSHARE_KEEP_ENV names further variables, such as a driver's in an unusual place.
+# Detached for good: own session, no descriptor of slurmd's. slurmd kills the prolog's process group when the prolog ends,
+# and waits for its output to close. Its environment is empty but for what it needs: what somebody may have put into
+# slurmd's or the job's must not reach a process of root's. GPUSHARE_KEEP_ENV names further variables.
 start_sampler() {
   local i name kept=()
   for name in PATH SLURM_CONF GPUSHARE_CONF GPUSHARE_LAST_GOOD ${GPUSHARE_KEEP_ENV:-}; do
@@ -54,9 +53,8 @@ takes_part() {
   [[ ${SLURM_JOB_COMMENT:-} == *[gG][pP][uU][sS][hH][aA][rR][eE][:=]* ]]
 }
 
-# Whether a further sampler may look for its job's GPUs: eight at once are enough for jobs that start just after slurmctld,
-# and more would only be a user's, whose CPU jobs have our word in their comments. Each has a lock, as descriptor 9, until
-# its search is over (slurm_gpushare/node/sampler.py).
+# Whether a further sampler may look for its job's GPUs: more than eight at once would only be a user's, whose CPU jobs have
+# our word in their comments. Each has a lock, as descriptor 9, until its search is over (slurm_gpushare/node/sampler.py).
 may_search() {
   local slot
   for slot in {1..8}; do

@@ -197,7 +197,7 @@ def test_log_has_one_line_a_minute_for_a_fault_of_every_submission(hook: LuaHook
     hook.hook_file.unlink()
     answers = hook.answers(f"{CLOCK} for i = 1, 100 do run.submit({JOB}) end wait(61) run.submit({JOB})")
     assert [len(answer.logged) for answer in answers[:100]] == [1] + [0] * 99
-    assert "99 more" in answers[100].logged[0]
+    assert len(answers[100].logged) == 1
 
 
 def test_twenty_thousand_random_jobs_raise_nothing_and_change_no_untagged_job(hook: LuaHook) -> None:
