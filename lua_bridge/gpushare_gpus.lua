@@ -238,13 +238,15 @@ end
 
 -- What the task prolog must know to show a gang's script its own request: GPUs, tasks, CPUs a task. 0: it did not say, and
 -- Slurm would not either; frameworks take SLURM_NTASKS for a sign that srun has started them. CPUs are rounded up: while a
--- step leaves too few for the next, Slurm (24.11) refuses that one instead of letting it wait. nil for a job on one GPU.
-function M.for_script(asks)
+-- step leaves too few for the next, Slurm (24.11) refuses that one instead of letting it wait. Of a job on one GPU: what
+-- each of its processes may take of its memory under MPS.
+function M.for_script(asks, memory_mib)
   if asks.gpus == 1 then
-    return nil
+    return { GPUSHARE_MEMORY = memory_mib and string.format("%d", memory_mib) }
   end
   local held = math.ceil(asks.tasks * (asks.cpus or 0) / asks.gpus) * asks.gpus
-  return string.format("%d:%d:%d", asks.gpus, asks.said_tasks and asks.tasks or 0, math.floor(held / asks.tasks))
+  local tasks, cpus = asks.said_tasks and asks.tasks or 0, math.floor(held / asks.tasks)
+  return { GPUSHARE_GANG = string.format("%d:%d:%d", asks.gpus, tasks, cpus) }
 end
 
 -- Whether the job says how much memory it needs. Else Slurm's default counts, which may be so much a CPU.

@@ -75,9 +75,6 @@ M.PARTITION = { flag_default = NUMBER, max_cpus_per_node = BITS32, nodes = TEXT,
 -- no environment at all, which makes it the one harmless field by which Slurm lets a hook tell them apart.
 M.BATCH_VARIABLE = "SLURM_PRIO_PROCESS"
 
--- The one variable that the hook writes: the number of tasks and CPUs that a gang's owner asked for.
-M.GANG_VARIABLE = "GPUSHARE_GANG"
-
 -- Two functions on `object`: the value of an allowed field (nil where it is unset or empty), and whether a change
 -- names the field at all, if only to empty it. Each field is fetched once: Slurm looks a name up in a long list and
 -- copies a text on every access.
@@ -119,10 +116,10 @@ function M.is_batch(job_desc)
   return environment ~= nil and environment[M.BATCH_VARIABLE] ~= nil
 end
 
--- Writes all of `wanted` (field -> value), or none of it, and `for_script` for the task prolog.
+-- Writes all of `wanted` (field -> value), or none of it, and `for_script` (variable -> value) for the task prolog.
 function M.apply(job_desc, wanted, for_script)
-  if for_script then
-    job_desc.environment[M.GANG_VARIABLE] = for_script -- it says nothing to a job that is not a gang
+  for name, value in pairs(for_script or {}) do
+    job_desc.environment[name] = value -- it says nothing to a job that is not placed
   end
   local before = {}
   local ok, why = pcall(function()

@@ -16,6 +16,7 @@ M.KEYS = {
   leaseseconds = { attribute = "lease_s", kind = "whole", default = "30", bounds = { "1", "600" } },
   policy = { attribute = "policy", kind = "choice", default = "gpushare", bounds = { "gpushare", "paper", "fcfs", "random", "shadow", "off" } },
   sharegangs = { attribute = "share_gangs", kind = "choice", default = "no", bounds = { "yes", "no" } },
+  mps = { attribute = "mps", kind = "choice", default = "off", bounds = { "off", "user", "all" } },
   rawshards = { attribute = "raw_shards", kind = "choice", default = "deny", bounds = { "deny", "allow" } },
   slurmversion = { attribute = "slurm_version", kind = "version", default = "" },
   gpuspernode = { attribute = "gpus_per_node", kind = "whole", default = "4", bounds = { "1", "64" } },

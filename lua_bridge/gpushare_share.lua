@@ -46,17 +46,18 @@ local function query(connection, token)
     uid = tonumber(uid),
     clusters = {},
     gpus = {},
+    memory = {},
     cpus = tonumber(cpus),
   }
-  -- "MODEL=CLUSTER/GPUS,...": where the workload was measured, and on how many GPUs that was.
-  for model, cluster, count in (clusters or ""):gmatch("([^,=]+)=(%d+)/?(%d*)") do
-    found.clusters[model], found.gpus[model] = tonumber(cluster), tonumber(count) or 1
+  -- "MODEL=CLUSTER/GPUS/MIB,...": where the workload was measured, on how many GPUs, and what it may take of one's memory.
+  for model, cluster, count, mib in (clusters or ""):gmatch("([^,=]+)=(%d+)/?(%d*)/?(%d*)") do
+    found.clusters[model], found.gpus[model], found.memory[model] = tonumber(cluster), tonumber(count) or 1, tonumber(mib)
   end
   return found
 end
 
--- What is known of `token`, if it is given: {uid, clusters and gpus by model, cpus = those that its curve says}; and of the
--- helper: {heartbeat_s, gangs = whether they may share, stale = whether Slurm is another one than configure found}. Raises.
+-- What is known of `token`, if it is given: {uid, clusters, gpus and memory by model, cpus = those that its curve says}; and of
+-- the helper: {heartbeat_s, gangs = whether they may share, stale = whether Slurm is another one than configure found}. Raises.
 function M.look_up(path, token)
   assert(token == nil or jobs.is_token(token), "not a token")
   local connection = open(path)
@@ -185,7 +186,7 @@ local function measured_on(models, found, count)
 end
 
 -- How it stands with the token on one of the models that the job may get, for a job on `count` GPUs of this user:
--- {status = "known", cluster, model, cpus}, {status = "away"} for a known one while no helper is alive, {status = "unknown"}
+-- {status = "known", cluster, model, cpus, memory}, {status = "away"} for a known one while no helper is alive, {status = "unknown"}
 -- for one that was not measured so; {status = "none", reason, fault = what broke, stale} where nothing can be said.
 local function workload_of(job, settings, token, count)
   if settings.policy == "off" then
@@ -211,7 +212,8 @@ local function workload_of(job, settings, token, count)
   elseif away then
     return { status = "away" }
   end
-  return { status = "known", model = model, cluster = found.clusters[model], cpus = found.cpus }
+  local memory = settings.mps ~= "off" and found.memory[model] or nil
+  return { status = "known", model = model, cluster = found.clusters[model], cpus = found.cpus, memory = memory }
 end
 
 -- The request for one GPU, if the job has just that, and the reason for which it does not share, if there is one.
@@ -337,7 +339,7 @@ local function shared(job, settings, asks, consent, known)
     wanted = wanted,
     line = (asks.gpus > 1 and SHARED_NODE) or (leased and LEASED:format(settings.lease_s)) or SHARED,
     cpus_line = cpus_line,
-    for_script = gpus.for_script(asks),
+    for_script = gpus.for_script(asks, known.memory),
   }
 end
 

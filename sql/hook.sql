@@ -3,7 +3,7 @@
 CREATE TABLE workload (
     token TEXT PRIMARY KEY,
     uid INTEGER NOT NULL,
-    clusters TEXT NOT NULL, -- MODEL=CLUSTER/GPUS on each GPU model on which it was measured: a100=0/1,v100=2/1
+    clusters TEXT NOT NULL, -- MODEL=CLUSTER/GPUS/MIB on each GPU model on which it was measured: a100=0/1/9011,v100=2/1/8234
     cpus INTEGER -- what its CPU curve says; NULL where none was measured
 ) WITHOUT ROWID;
 CREATE TABLE helper (

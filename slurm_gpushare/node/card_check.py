@@ -306,8 +306,11 @@ def _mps_memory(bench: Bench) -> CardOutcome:
     with _daemon(bench) as (client, ask):
         ask(f"set_default_device_pinned_mem_limit 0 {_LIMITED_MIB}M")
         most_mib, why = asked(client.environ, "memory").values()
-    found = f"of {_LIMITED_MIB} MiB that are allowed a process gets {most_mib}, then {why}"
-    return _judged(most_mib <= _LIMITED_MIB, found, most_mib=most_mib)
+        half = {**client.environ, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={_LIMITED_MIB // 2}M"}
+        own_mib = asked(half, "memory")["mib"]
+    found = f"of {_LIMITED_MIB} MiB that are allowed a process gets {most_mib}, then {why}; of its own half {own_mib}"
+    right = most_mib <= _LIMITED_MIB and own_mib <= _LIMITED_MIB // 2
+    return _judged(right, found, most_mib=most_mib, own_mib=own_mib)
 
 
 def _mps_terminate(bench: Bench) -> CardOutcome:

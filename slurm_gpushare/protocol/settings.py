@@ -213,7 +213,7 @@ class Config:
         "Whether the helper adds what sharing cost a job, as measured, to its time limit: nobody dies of sharing.")
     framework_memory: str = _key("FrameworkMemory", _choice("grow", "fence", "leave"), "grow", node=True, help=
         "Whether jobs with a token get TF_FORCE_GPU_ALLOW_GROWTH=true and XLA_PYTHON_CLIENT_PREALLOCATE=false, unless they set these themselves. fence: PyTorch too is held to its shards' part of the card, by per_process_memory_fraction; releases that do not know it fail at their first use of CUDA.")
-    mps: str = _key("Mps", _choice("off", "user", "all"), "off", node=True, help=
+    mps: str = _key("Mps", _choice("off", "user", "all"), "off", hook=True, node=True, help=
         "Whether jobs with a token on one card are clients of NVIDIA's MPS there, by the unit gpushare-mps@N: user lets only one user's jobs meet on a card, all those of several, without isolation between them. Not tried on a real card yet: see docs/real-cards.md.")
     on_slowdown: str = _key("OnSlowdown", _choice("pause", "requeue", "report"), "pause", help=
         "What happens when a resident's promise is about to be broken: pause who came last, requeue it where its owner has agreed, or only report it.")

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, text
 
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import hand_over, replacing, resource_dir
+from slurm_gpushare.protocol.settings import DEFAULTS
 from slurm_gpushare.store import statements
 from slurm_gpushare.store.refine import gpus_in
 from slurm_gpushare.store.store import Store
@@ -147,7 +148,8 @@ def _position(connection: Connection) -> tuple[int, int]:
 
 # CROSS JOIN keeps SQLite from starting with the profiles: it would walk through all of them for one change.
 _CHANGED = text(
-    """SELECT w.token, w.owner_uid, p.gpu_model, p.cluster, p.features, w.cpus
+    """SELECT w.token, w.owner_uid, w.cpus, w.mem_floor_mib, p.gpu_model, p.cluster, p.features, p.mem_used_mib,
+    p.mem_total_mib
     FROM workload w CROSS JOIN profile p ON p.token = w.token
     WHERE w.change_seq > :after AND p.cluster IS NOT NULL AND w.measure_since_s IS NULL"""
 )
@@ -163,8 +165,14 @@ def _rows(connection: Connection, names: Mapping[str, str], after: int) -> Itera
     shared = (row for row in found if row.gpu_model in names)
     for token, rows in groupby(shared, key=lambda row: row.token):
         measured = list(rows)
-        here = (f"{names[row.gpu_model]}={row.cluster}/{gpus_in(row.features)}" for row in measured)
+        here = (f"{names[it.gpu_model]}={it.cluster}/{gpus_in(it.features)}/{_most_mib(it)}" for it in measured)
         yield token, measured[0].owner_uid, ",".join(sorted(here)), measured[0].cpus
+
+
+def _most_mib(row: Any) -> int:
+    """What a job may take of a card's memory: its peak and half of the headroom."""
+    peak_mib = max(row.mem_used_mib, row.mem_floor_mib or 0)
+    return peak_mib + round(row.mem_total_mib * DEFAULTS.memory_headroom_pct / 200)
 
 
 def _seconds(now_s: float | None) -> int:

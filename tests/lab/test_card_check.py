@@ -112,6 +112,12 @@ def test_an_mps_server_that_takes_all_figures_is_noticed(node: Node) -> None:
     assert (row["verdict"], row["found"]) == ("differs", "figures of 0 of the 2 processes: an MPS server has them all")
 
 
+def test_under_mps_the_daemon_bounds_a_process_and_its_environment_tightens_that(node: Node) -> None:
+    row = node.rows("mps-memory")["mps-memory"]
+    assert row["verdict"] == "works", row
+    assert 0 < row["figures"]["own_mib"] <= 512 < row["figures"]["most_mib"] <= 1024
+
+
 @pytest.mark.slow
 def test_the_rates_of_a_card_can_be_fitted(node: Node, tmp_path: Path) -> None:
     file = tmp_path / "pairs.csv"

@@ -20,7 +20,8 @@ from slurm_gpushare.protocol.stop_orders import StopOrder, order_file, write_ord
 
 TOKEN = "--comment=gpushare:gs-{0}{0}{0}"
 CLIENT = """
-d="$CUDA_MPS_PIPE_DIRECTORY"; echo "pipe=$d cards=$CUDA_VISIBLE_DEVICES"; : >"$d/clients/$$"
+d="$CUDA_MPS_PIPE_DIRECTORY"; : >"$d/clients/$$"
+echo "pipe=$d cards=$CUDA_VISIBLE_DEVICES limit=$CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 i=0; until [ -e "$d/served/$$" ]; do sleep 0.1; i=$((i + 1)); [ $i -lt 600 ] || exit 1; done
 echo served; until [ -e go ]; do sleep 0.1; done; rm -f "$d/clients/$$"
 """
@@ -74,9 +75,9 @@ def test_jobs_that_share_are_clients_of_one_daemon_which_ends_with_the_last_of_t
     testbed: Testbed, node: Node
 ) -> None:
     configure(testbed, Mps="all")
-    first = start(testbed, CLIENT, TOKEN.format("firstt"))
+    first = start(testbed, CLIENT, TOKEN.format("firstt"), env={"GPUSHARE_MEMORY": "8234"})  # as the hook's word
     until(lambda: "served" in output(testbed, first))
-    assert f"pipe={node.pipe} cards=0" in output(testbed, first)
+    assert f"pipe={node.pipe} cards=0 limit=0=8234M" in output(testbed, first)
     assert node.mode is ComputeMode.EXCLUSIVE_PROCESS
     assert node.ask("get_default_device_pinned_mem_limit 0") == f"{16384 * 95 // 100}M"
     second = start(testbed, CLIENT, TOKEN.format("second"), user="news")

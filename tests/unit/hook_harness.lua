@@ -62,7 +62,7 @@ function run.descriptor(given, batch, fail_on)
       return batch and "0" or nil
     end,
     __newindex = function(_, name, value)
-      assert(name == "GPUSHARE_GANG", "wrote the environment variable " .. name)
+      assert(name == "GPUSHARE_GANG" or name == "GPUSHARE_MEMORY", "wrote the environment variable " .. name)
       values["environment." .. name] = value
     end,
   })

@@ -117,15 +117,15 @@ def test_the_hooks_file_says_on_which_models_a_workload_was_measured(site: Site,
         with closing(sqlite3.connect(file.path)) as opened:
             return dict(opened.execute("SELECT token, clusters FROM workload"))
 
-    assert known() == {A: "v100=2/1", B: "a100=0/1"}
+    assert known() == {A: "v100=2/1/4410", B: "a100=0/1/4410"}
     measure(site, 3, A, "A100", 50.0)
     SiteKnowledge(site.store, ["v100", "a100"]).catch_up()
     file.sync(site.store, NOW)
-    assert known() == {A: "a100=1/1,v100=2/1", B: "a100=0/1"}
+    assert known() == {A: "a100=1/1/4410,v100=2/1/4410", B: "a100=0/1/4410"}
     only_v = HookFile(tmp_path / "v.sqlite", ["v100"])
     only_v.sync(site.store, NOW)
     with closing(sqlite3.connect(only_v.path)) as opened:
-        assert dict(opened.execute("SELECT token, clusters FROM workload")) == {A: "v100=2/1"}
+        assert dict(opened.execute("SELECT token, clusters FROM workload")) == {A: "v100=2/1/4410"}
 
 
 def test_what_was_observed_on_one_model_changes_nothing_on_another(site: Site) -> None:

@@ -411,3 +411,14 @@ def test_a_job_that_slurm_will_refuse_gets_no_word_of_ours(hook: LuaHook) -> Non
     for desc in ({"tres_per_node": "gres/gpu:999"}, {"tres_per_job": "gres/gpu:1", "partition": "nowhere"}):
         assert hook.submit(**SHARED, **desc).said == []
     assert hook.submit(**SHARED, tres_per_job="gres/gpu:3").said, "on two nodes there are as many"
+
+
+def test_where_mps_is_managed_a_known_job_says_what_it_may_take_of_a_card(hook: LuaHook) -> None:
+    hook.hook_file.unlink()
+    hook.write_hook_file(models="a100=0/1/9000,v100=2/1/8234")
+    known = {"comment": f"gpushare:{KNOWN}", "tres_per_node": "gres/gpu:1"}
+    assert "environment.GPUSHARE_MEMORY" not in hook.submit(**known).fields
+    hook.configure(Mps="user")
+    assert hook.submit(**known).fields["environment.GPUSHARE_MEMORY"] == "8234"
+    unknown = hook.submit(comment=f"gpushare:{UNKNOWN}", tres_per_node="gres/gpu:1")
+    assert "environment.GPUSHARE_MEMORY" not in unknown.fields, "a first run is what it is measured by"

@@ -200,8 +200,10 @@ API result cuMemAlloc_v2(uint64_t *pointer, size_t bytes)
     for (unsigned int n = present(each), i = 0; i < n; i++)
         used += each[i].mem_mib;
     char limit[32];
+    const char *own = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"); /* it can only tighten */
     if (used + mib > card->mem_total_mib ||
-        (mps_dir[0] && mps_file("limit", limit, sizeof limit) && slot->mem_mib + mib > strtoul(limit, NULL, 10)))
+        (mps_dir[0] && mps_file("limit", limit, sizeof limit) && slot->mem_mib + mib > strtoul(limit, NULL, 10)) ||
+        (mps_dir[0] && own && !strncmp(own, "0=", 2) && slot->mem_mib + mib > strtoul(own + 2, NULL, 10)))
         return OUT_OF_MEMORY;
     slot->mem_mib += mib;
     return *pointer = 0x10000000, OK;
