@@ -32,7 +32,7 @@ from slurm_gpushare.helper.promises import (
 )
 from slurm_gpushare.helper.queue_facts import SharingCost, TokenFacts, token_facts
 from slurm_gpushare.protocol.history import Decision
-from slurm_gpushare.protocol.record import UNTOLD_MOST_S
+from slurm_gpushare.protocol.record import UNDER_MPS, UNTOLD_MOST_S
 from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
@@ -181,7 +181,9 @@ class Watch:
             self._separate(status.pair, (status.pair.resident, guest), UNTOLD, look, todo)
             if _may_requeue(guest, look.config):
                 return
-        can = look.config.on_slowdown == "pause" and self.pauses.can_be_told(guest, now_s)
+        # Whether a client of MPS goes on unhurt is known only where the site has tried its cards and manages MPS.
+        tried = look.config.mps != "off" or not status.pair.gpu_model.endswith(UNDER_MPS)
+        can = look.config.on_slowdown == "pause" and tried and self.pauses.can_be_told(guest, now_s)
         if paused or (can and not status.pair.stands_still and guest.state == "RUNNING"):
             step = self._step(status, look)
             if step is PauseStep.PAUSE:

@@ -89,6 +89,7 @@ class Scene:
         settings: str = "",
         guest_tag: str = "",
         since_s: int = 1000,
+        rates_of: str = "V100",
     ) -> None:
         self.commands: list[list[str]] = []
         self.store = Store.create(f"sqlite:///{tmp_path}/store.sqlite")
@@ -105,7 +106,7 @@ class Scene:
         began = NOW - since_s
         resident = running("1", "n0", "gres/shard:v100_0:1", tag=tags[0], start_s=began - 10, limit_s=6000)
         guest = running("2", "n0", "gres/shard:v100_0:1", tag=tags[1], start_s=began, limit_s=6000)
-        self.pair = Pair(GpuAddress("n0", 0), resident, guest, began, 0.9, 0.8, gpu_model="V100")
+        self.pair = Pair(GpuAddress("n0", 0), resident, guest, began, 0.9, 0.8, gpu_model=rates_of)
         self.store.sharing.begin([self.pair.span()])
         self.ledger.follow({self.pair.key: self.pair}, [resident, guest], NOW)
 
@@ -194,6 +195,15 @@ def test_who_came_last_is_paused_when_the_resident_is_about_to_lose_more_than_pr
     scene.watch.pauses.begin(mark.job, NOW)
     (order,) = scene.watch.pauses.orders(NOW).values()
     assert order.jobs == {2}
+
+
+@pytest.mark.parametrize("mps", ["off", "user"])
+def test_a_client_of_mps_is_paused_only_where_the_site_manages_mps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mps: str
+) -> None:
+    """Whether it goes on unhurt is to be tried on the card first."""
+    scene = Scene(tmp_path, monkeypatch, f"Mps={mps}", rates_of="V100MPS")
+    assert ("paused" in scene.look(record(1, 80.0, 40.0), record(2, 80.0, 80.0))) is (mps == "user")
 
 
 def test_where_nobody_is_to_be_paused_promises_are_only_watched(
