@@ -171,8 +171,8 @@ def _rows(connection: Connection, names: Mapping[str, str], after: int) -> Itera
 
 def _most_mib(row: Any) -> int:
     """What a job may take of a card's memory: its peak and half of the headroom."""
-    peak_mib = max(row.mem_used_mib, row.mem_floor_mib or 0)
-    return peak_mib + round(row.mem_total_mib * DEFAULTS.memory_headroom_pct / 200)
+    peak_mib = max(int(row.mem_used_mib), row.mem_floor_mib or 0)
+    return peak_mib + round(float(row.mem_total_mib) * DEFAULTS.memory_headroom_pct / 200)
 
 
 def _seconds(now_s: float | None) -> int:
