@@ -29,7 +29,6 @@ from slurm_gpushare.protocol.text import counted, moment
 
 if TYPE_CHECKING:
     from slurm_gpushare.helper.learner import Figure5
-    from slurm_gpushare.knowledge.learning import LearnedKnowledge
 
 
 _OF_A_CELL = ("victim", "neighbour", "rate", "sd", "pairs")
@@ -190,7 +189,7 @@ def _as_json(figure: Figure5) -> dict[str, Any]:
     }
 
 
-# ``gpushare kb import``, ``measure`` and ``bans``: what was seen of pairs, and what follows from it.
+# ``gpushare kb import`` and ``bans``: what was seen of pairs, and what follows from it.
 
 
 @kb.command("import")
@@ -220,48 +219,6 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     with open_store(settings()) as store:
         added = store.observations.add(found)
     click.echo(f"{added} observations taken in, {len(found) - added} known already")
-
-
-@kb.command("measure")
-@click.argument("workloads", type=FILE)
-@click.option("--pairs", "count", default=10, show_default=True, type=click.IntRange(1), help="How many pairs to run.")
-@click.option("--out", required=True, type=FILE, help="The pairs file to write, CSV; for 'kb import' or 'kb fit'.")
-@click.option("--gpu-model", default="V100", show_default=True, help="The GPU model that this card is.")
-def measure(workloads: Path, count: int, out: Path, gpu_model: str) -> None:
-    """Run WORKLOADS (CSV: token,command) alone and in pairs, and write the rates.
-
-    Run it inside an allocation of one whole GPU on an otherwise idle node; the commands must end by themselves. The
-    pairs of which least is known come first: by the store, where it can be read, else by this run alone. Commands are
-    neither kept nor written anywhere.
-    """
-    from slurm_gpushare.knowledge.pair_trials import measure as run
-    from slurm_gpushare.knowledge.pair_trials import read_candidates
-    from slurm_gpushare.knowledge.tables import write_rows
-
-    check_directory("--out", out)
-    candidates = read_candidates(workloads)
-    rows: list[tuple[object, ...]] = []
-    for item in run(candidates, _known(gpu_model), count, lambda line: click.echo(line, err=True)):
-        rates = ["" if rate is None else f"{rate:.4f}" for rate in (item.rate_a, item.rate_b)]
-        rows.append((item.a, item.b, gpu_model, int(item.rate_a is not None), *rates))
-        write_rows(out, _HEADER, rows)  # after each pair: hours of measuring must not be lost
-    click.echo(f"{len(rows)} pairs; wrote {out}")
-
-
-def _known(gpu_model: str) -> LearnedKnowledge:
-    """What the store has learned of a GPU model; nothing yet, where there is no store to read."""
-    from slurm_gpushare.helper.learner import Learner
-    from slurm_gpushare.knowledge.learning import LearnedKnowledge
-
-    try:
-        config = settings()
-        with open_store(config, read_only=True) as store:
-            learner = Learner(store, gpu_model.upper(), writes=False)
-            learner.catch_up()
-            return learner.knowledge
-    except GpushareError as error:
-        click.echo(f"without the store's knowledge: {error.what}", err=True)
-        return LearnedKnowledge()
 
 
 @kb.command("bans")

@@ -9,8 +9,6 @@ from gpushare_lab.experiment.submitting import show, submit, wait_for
 from gpushare_lab.testbed.processes import wait_until
 from gpushare_lab.testbed.testbed import Testbed
 
-from slurm_gpushare.knowledge.tables import read_pairs
-
 WORKLOAD = f"exec {sys.executable} -m gpushare_lab.job.workload"
 PAIRS = "profile_a,profile_b,gpu_model,feasible,rate_a,rate_b\nsmall,large,V100,1,0.40,0.85\n"
 
@@ -47,30 +45,6 @@ def test_two_jobs_on_one_typed_shard_slow_each_other_as_the_pairs_table_says(tes
     assert abs(small["isd_pct"] - 100 * (1 / 0.40 - 1)) < 3
     lost_s = small["time_s"] * (1 - 0.85)  # `large` was slowed only while `small` was there
     assert abs(large["work_s"] - (large["time_s"] - lost_s)) < 0.03 * large["time_s"]
-
-
-def test_pairs_can_be_measured_on_purpose(testbed: Testbed) -> None:
-    work = testbed.layout.home / "measured"
-    work.mkdir(exist_ok=True)
-    (work / "pairs.csv").write_text(PAIRS)
-    tokens = {"small": "gs-" + "s" * 20, "large": "gs-" + "l" * 20}
-    rows = "".join(
-        f"{token},{WORKLOAD[5:]} --pairs pairs.csv --profile {name} --work-s 5\n" for name, token in tokens.items()
-    )
-    (work / "workloads.csv").write_text("token,command\n" + rows)
-    measure = "gpushare kb measure workloads.csv --pairs 3 --out found.csv"
-    wait_for(
-        testbed, submit(testbed, measure, "--gres=shard:v100_0:2", f"--output={work}/log", cwd=work), timeout_s=400
-    )
-    log = (work / "log").read_text()
-    assert (work / "found.csv").exists(), log
-    found = read_pairs(work / "found.csv")
-    assert len(found.rate_a) == 3, log
-    rates = {}
-    for a, b, rate_a, rate_b in zip(found.profile_a, found.profile_b, found.rate_a, found.rate_b, strict=True):
-        rates[a, b], rates[b, a] = float(rate_a), float(rate_b)
-    # Starting Python takes time too, and how long depends on the machine: only who suffers more is certain.
-    assert rates[tokens["small"], tokens["large"]] < min(0.8, rates[tokens["large"], tokens["small"]])
 
 
 def test_a_requeued_job_goes_on_where_it_was_on_another_node(testbed: Testbed) -> None:
