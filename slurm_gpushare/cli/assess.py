@@ -14,22 +14,7 @@ from typing import Any
 
 import click
 
-from slurm_gpushare.cli.console import (
-    FILE,
-    FORCE,
-    HTML,
-    JSON,
-    SLURM_CLUSTERS,
-    Column,
-    check_accounting_names,
-    check_partitions,
-    check_period,
-    echo_json,
-    progress,
-    right,
-    table,
-    warn,
-)
+from slurm_gpushare.cli import console
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.files import check_page, write_page
 from slurm_gpushare.protocol.text import WIDTH, duration_text, durations, hours, hours_span, span
@@ -72,8 +57,8 @@ METHOD = (
 @click.option("-S", "--starttime", default="now-30days", show_default=True, help="Jobs of this time and later.")
 @click.option("-E", "--endtime", default="now", show_default=True, help="Jobs up to this time.")
 @click.option("-p", "--partition", "partitions", default="", metavar="NAMES", help="Only these partitions.")
-@SLURM_CLUSTERS
-@click.option("--trace", type=FILE, help="A trace instead of sacct: ours, Philly's, Alibaba's PAI or openb.")
+@console.SLURM_CLUSTERS
+@click.option("--trace", type=console.FILE, help="A trace instead of sacct: ours, Philly's, Alibaba's PAI or openb.")
 @click.option("--gpus", type=click.IntRange(1), help="GPUs of each partition; default: the most in use at once.")
 @click.option("--opt-in", "opt_in_pct", type=click.FloatRange(0, 100), default=100.0, show_default=True,
               metavar="PERCENT", help="Users who take part.")  # fmt: skip
@@ -87,9 +72,9 @@ METHOD = (
 @click.option("--draws", type=click.IntRange(1, 100), default=DRAWS, show_default=True, help="How often to draw.")
 @click.option("--jobs", "most_jobs", type=click.IntRange(1), default=MOST_JOBS, show_default=True,
               help="Only the last so many jobs of a partition.")  # fmt: skip
-@JSON
-@HTML
-@FORCE
+@console.JSON
+@console.HTML
+@console.FORCE
 def assess(
     starttime: str, endtime: str, partitions: str, clusters: str, trace: Path | None, gpus: int | None,
     opt_in_pct: float, mechanism: str, draws: int, most_jobs: int, as_json: bool, html: Path | None, force: bool,
@@ -106,17 +91,17 @@ def assess(
     if trace:
         period, past = trace.name, _of_trace(trace)
     else:
-        start, end = check_period(starttime, endtime)
+        start, end = console.check_period(starttime, endtime)
         period = f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
         past = _of_accounting(connect(), start, end, partitions, clusters)
         if os.geteuid() != 0 and {job.user for job in past} == {getpass.getuser()}:
-            warn("only your own jobs are in it: either nobody else has any, or this site hides them from you")
+            console.warn("only your own jobs are in it: either nobody else has any, or this site hides them from you")
     found = _simulate(past, gpus, draws, opt_in_pct, most_jobs, mechanism)
     document = _document(found, period, draws, opt_in_pct) | {"mechanism": mechanism}
     if html:
         write_page(html, render_assessment(document))
     if as_json:
-        echo_json(document)
+        console.echo_json(document)
     else:
         click.echo(_text(document))
 
@@ -127,15 +112,15 @@ def _of_accounting(slurm: Slurm, start: datetime, end: datetime, partitions: str
         pieces.append((start, min(start + PIECE, end)))
         start += PIECE
     past: dict[tuple[str, int, int], PastJob] = {}
-    with progress("Reading accounting", len(pieces)) as bar:
+    with console.progress("Reading accounting", len(pieces)) as bar:
         for since, until in pieces:
             for job in _answers(slurm, AccountingQuery(partitions=partitions, slurm_clusters=clusters), since, until):
                 if job.start_s and job.end_s and job.elapsed_s > 0 and cards_of(job):
                     past[job.slurm_cluster, job.raw_id, job.submit_s] = past_job(job)
             bar.update(1)
     if not past:
-        check_accounting_names(slurm, "cluster", clusters)
-        check_partitions(slurm, partitions)
+        console.check_accounting_names(slurm, "cluster", clusters)
+        console.check_partitions(slurm, partitions)
         raise BadInput(
             "no job that ended in this period used a GPU" + (f" of partition {partitions}" if partitions else ""),
             "Choose another period; AccountingStorageTRES of slurm.conf must have gres/gpu.",
@@ -180,7 +165,7 @@ def _simulate(
     for job in past:
         by_partition[job.partition].append(job)
     steps = sum(min(len(jobs), most_jobs) for jobs in by_partition.values()) * (draws + 1)
-    with progress("Simulating", steps) as bar:
+    with console.progress("Simulating", steps) as bar:
         return [
             assess_partition(name, jobs, gpus, draws, opt_in_pct, most_jobs, bar.update, mechanism)
             for name, jobs in sorted(by_partition.items())
@@ -215,7 +200,7 @@ def _sum(bands: Sequence[Band]) -> Band:
 
 def _text(document: dict[str, Any]) -> str:
     numbers = ("JOBS", "GPUS", "GPU_H", "SAVED%", "SAVED_H", "WAIT", "SHARING", "ISD%")
-    columns = [Column("PARTITION"), *(right(name) for name in numbers)]
+    columns = ["PARTITION", *(f"{name}>" for name in numbers)]
     rows = [
         (
             item["partition"][:12], item["jobs"], item["gpus"],
@@ -228,7 +213,7 @@ def _text(document: dict[str, Any]) -> str:
     total = document["total"]
     lines = [
         f"What GPU sharing would do: {document['period']}, {document['draws']} draws\n",
-        table(columns, rows),
+        console.table(columns, rows),
         "",
         f"GPU time saved  {hours_span(total['saved_gpu_h'])} of {hours(total['gpu_hours'])},"
         f" {span(total['saved_pct'], '.0f', ' %')}",

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from slurm_gpushare.cli.console import DRY_RUN, FILE, JSON, Column, echo_json, right, table
+from slurm_gpushare.cli.console import DRY_RUN, FILE, JSON, echo_json, table
 from slurm_gpushare.protocol.errors import BadInput, Exit, GpushareError
 from slurm_gpushare.protocol.files import check_directory
 
@@ -46,7 +46,7 @@ def card_check(
     chosen = tries or tuple(TRIES)
     if dry_run:
         lines = [(name, TRIES[name].relies_on, limit_s(name, seconds)) for name in chosen]
-        click.echo(table([Column("TRY"), Column("RELIES ON"), right("AT MOST S", ".0f")], lines))
+        click.echo(table(["TRY", "RELIES ON", "AT MOST S>.0f"], lines))
         return
     if pairs is not None:
         check_directory("--pairs", pairs)

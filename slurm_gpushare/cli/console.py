@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,21 +33,6 @@ UNKNOWN = "---"
 Cell = str | int | float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its heading, and how its values are written."""
-
-    name: str
-    format: str = ""
-    """A format specification for numbers, e.g. ``.1f``."""
-    align: Literal["left", "right"] = "left"
-
-
-def right(name: str, form: str = "") -> Column:
-    """A column of numbers."""
-    return Column(name, form, "right")
-
-
 def text_of(value: Cell, spec: str = "") -> str:
     """A cell as people read it: the unknown is ``---``, never 0."""
     if value is None or value == "" or value != value:  # the last is NaN
@@ -56,26 +41,30 @@ def text_of(value: Cell, spec: str = "") -> str:
 
 
 def table(
-    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], *, header: bool = True, delimiter: str | None = None
+    heads: Sequence[str], rows: Iterable[Sequence[Cell]], *, header: bool = True, delimiter: str | None = None
 ) -> str:
-    """Rows as aligned columns, or separated by `delimiter` (squeue's and sacct's -P) without padding."""
-    lines = [[text_of(value, column.format) for column, value in zip(columns, row, strict=True)] for row in rows]
+    """Rows as aligned columns, or separated by `delimiter` (squeue's and sacct's -P) without padding.
+
+    A head is a column's name. ``ISD%>.1f`` is a column of numbers: to the right, and written so.
+    """
+    columns = [head.partition(">") for head in heads]
+    lines = [[text_of(value, form) for (_, _, form), value in zip(columns, row, strict=True)] for row in rows]
     if header:
-        lines.insert(0, [column.name for column in columns])
+        lines.insert(0, [name for name, _, _ in columns])
     if delimiter is not None:
         return "\n".join(delimiter.join(line) for line in lines)
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
     aligned = (
         "  ".join(
-            word.rjust(width) if column.align == "right" else word.ljust(width)
-            for word, width, column in zip(line, widths, columns, strict=True)
+            word.rjust(width) if numbers else word.ljust(width)
+            for word, width, (_, numbers, _) in zip(line, widths, columns, strict=True)
         ).rstrip()
         for line in lines
     )
     return "\n".join(aligned)
 
 
-Fields = Mapping[str, tuple[Column, Callable[[Any], Cell]]]
+Fields = Mapping[str, tuple[str, Callable[[Any], Cell]]]
 """What a list can show of each of its items, by the names that ``-o`` takes."""
 
 
@@ -93,7 +82,7 @@ class Listing:
     def for_people(self) -> bool:
         return self.header and not (self.parsable or self.as_json)
 
-    def text(self, items: Iterable[Any], **other: tuple[Column, Callable[[Any], Cell]]) -> str:
+    def text(self, items: Iterable[Any], **other: tuple[str, Callable[[Any], Cell]]) -> str:
         """A line an item; `other` are fields that only the caller can tell."""
         columns = [{**self.fields, **other}[name] for name in self.chosen]
         rows = [[value(item) for _, value in columns] for item in items]

@@ -10,19 +10,7 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.console import (
-    DRY_RUN,
-    JSON,
-    YES,
-    Column,
-    echo_json,
-    existing_uid,
-    open_store,
-    right,
-    settings,
-    table,
-    warn,
-)
+from slurm_gpushare.cli import console
 from slurm_gpushare.protocol.errors import BadInput, Exit
 from slurm_gpushare.protocol.files import user_name
 from slurm_gpushare.protocol.text import moment
@@ -45,7 +33,7 @@ _DAYS = click.option("--days", default=30, show_default=True, help="How far to l
 @db.command("strikes")
 @click.option("-u", "--user", help="Every strike of this user (name or uid) instead of a count by user.")
 @_DAYS
-@JSON
+@console.JSON
 def strikes(user: str | None, days: int, as_json: bool) -> None:
     """List users whose jobs were past their profile.
 
@@ -53,40 +41,42 @@ def strikes(user: str | None, days: int, as_json: bool) -> None:
     is measured anew on a whole card before it shares again. A strike may be a lie or a new version of a program.
     """
     since_s = time.time() - days * 86_400
-    with open_store(settings(), read_only=True) as store:
+    with console.open_store(console.settings(), read_only=True) as store:
         counts = store.conduct.strikes_by_uid(since_s)
-        uid = None if user is None else existing_uid(user)
+        uid = None if user is None else console.existing_uid(user)
         found = [item for item in store.conduct.strikes(since_s) if item.uid == uid]
     if as_json:
-        echo_json([{**asdict(item), "user": user_name(item.uid)} for item in (counts if user is None else found)])
+        console.echo_json(
+            [{**asdict(item), "user": user_name(item.uid)} for item in (counts if user is None else found)]
+        )
     elif user is None:
-        columns = (Column("USER"), right("STRIKES"), right("TOKENS"), Column("LAST"))
-        click.echo(table(columns, [(user_name(c.uid), c.strikes, c.tokens, _when(c.last_s)) for c in counts]))
+        columns = ("USER", "STRIKES>", "TOKENS>", "LAST")
+        click.echo(console.table(columns, [(user_name(c.uid), c.strikes, c.tokens, _when(c.last_s)) for c in counts]))
     else:
-        heads = (Column("TIME"), Column("JOB"), Column("BESIDE"), Column("TOKEN"), Column("FEATURE"),
-                 right("SEEN", ".0f"), right("PROFILE", ".0f"))  # fmt: skip
+        heads = ("TIME", "JOB", "BESIDE", "TOKEN", "FEATURE",
+                 "SEEN>.0f", "PROFILE>.0f")  # fmt: skip
         rows = [(_when(s.at_s), s.job_id, s.partner_job, s.token, s.feature, s.seen, s.profiled) for s in found]
-        click.echo(table(heads, rows))
+        click.echo(console.table(heads, rows))
 
 
 @db.command("audit")
 @_DAYS
-@JSON
+@console.JSON
 def audit(days: int, as_json: bool) -> None:
     """List jobs that were slowed past their promise, and by whose job."""
-    with open_store(settings(), read_only=True) as store:
+    with console.open_store(console.settings(), read_only=True) as store:
         found = store.conduct.broken_promises(time.time() - days * 86_400)
     if as_json:
-        echo_json([{**asdict(b), "user": user_name(b.uid), "by_user": user_name(b.by_uid)} for b in found])
+        console.echo_json([{**asdict(b), "user": user_name(b.uid), "by_user": user_name(b.by_uid)} for b in found])
         return
-    heads = (Column("TIME"), Column("JOB"), Column("USER"), Column("BESIDE"), Column("ITS USER"), Column("CARD"),
-             right("PROMISED", ".0f"), right("SLOWED", ".0f"))  # fmt: skip
+    heads = ("TIME", "JOB", "USER", "BESIDE", "ITS USER", "CARD",
+             "PROMISED>.0f", "SLOWED>.0f")  # fmt: skip
     rows = [
         (_when(b.at_s), b.job_id, user_name(b.uid), b.by_job, user_name(b.by_uid), f"{b.node}:{b.gpu_index}",
          b.promised_pct, b.slowed_pct)
         for b in found
     ]  # fmt: skip
-    click.echo(table(heads, rows))
+    click.echo(console.table(heads, rows))
 
 
 def _when(at_s: int) -> str:
@@ -94,34 +84,34 @@ def _when(at_s: int) -> str:
 
 
 @db.command("check")
-@JSON
+@console.JSON
 @click.pass_context
 def check(ctx: click.Context, as_json: bool) -> None:
     """Check that the store is sound, and say how much is in it. Exit code 3 if it is not."""
     from slurm_gpushare.store.database import Database
     from slurm_gpushare.store.maintenance import problems, sizes
 
-    config = settings()
+    config = console.settings()
     database = Database(config.store_url, must_exist=True)
     found = problems(database)
     rows = {}
     if not found:
-        with open_store(config) as store:
+        with console.open_store(config) as store:
             rows = sizes(store)
     if as_json:
-        echo_json({"store": database.where, "problems": found, "rows": rows})
+        console.echo_json({"store": database.where, "problems": found, "rows": rows})
     elif found:
         for line in found:
             click.echo(f"{database.where}: {line}")
     else:
-        click.echo(table((Column("TABLE"), right("ROWS")), list(rows.items())))
+        click.echo(console.table(("TABLE", "ROWS>"), list(rows.items())))
         click.echo(f"{database.where}: sound")
     if found:
         ctx.exit(Exit.PROBLEMS)
 
 
 @db.command("ingest")
-@JSON
+@console.JSON
 def ingest(as_json: bool) -> None:
     """Take waiting telemetry records into the store.
 
@@ -131,18 +121,18 @@ def ingest(as_json: bool) -> None:
     from slurm_gpushare.helper.housekeeping import job_tokens, make_ingest
     from slurm_gpushare.slurm.commands import connect
 
-    config = settings()
-    with open_store(config) as store:
+    config = console.settings()
+    with console.open_store(config) as store:
         summary = make_ingest(config, store, job_tokens(connect(), store)).run_all()
     counts = {name: summary.counts[name] for name in _WORDS}
     if as_json:
-        echo_json({**counts, "waiting": summary.waiting, "restarts": summary.restarts})
+        console.echo_json({**counts, "waiting": summary.waiting, "restarts": summary.restarts})
         return
     told = [f"{count} {_WORDS[name]}" for name, count in counts.items() if count]
     told += [f"{summary.waiting} jobs that Slurm does not know yet"] if summary.waiting else []
     click.echo("gpushare: ingest: " + (", ".join(told) or "nothing new"))
     for line in summary.restarts:
-        warn(line)
+        console.warn(line)
 
 
 _WORDS = {
@@ -168,7 +158,7 @@ def migrate_command() -> None:
     from slurm_gpushare.store.database import Database
     from slurm_gpushare.store.schema import known_migrations, migrate
 
-    database = Database(settings().store_url)
+    database = Database(console.settings().store_url)
     applied = migrate(database)
     for migration in applied:
         click.echo(f"{database.where}: applied {migration.version:04d}_{migration.name}")
@@ -183,14 +173,14 @@ def backup_command(file: Path) -> None:
     from slurm_gpushare.store.database import Database
     from slurm_gpushare.store.maintenance import backup
 
-    database = Database(settings().store_url, must_exist=True)
+    database = Database(console.settings().store_url, must_exist=True)
     backup(database, file)
     click.echo(f"{database.where}: copied to {file}")
 
 
 @db.command("restore")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@YES
+@console.YES
 def restore_command(file: Path, yes: bool) -> None:
     """Make FILE, which 'db backup' wrote, the store again. The helper must be stopped.
 
@@ -199,7 +189,7 @@ def restore_command(file: Path, yes: bool) -> None:
     from slurm_gpushare.helper.lease import Lock
     from slurm_gpushare.store.maintenance import restore, store_path
 
-    config = settings()
+    config = console.settings()
     path = store_path(config.store_url)
     with Lock(config.state_dir, "Stop it first: systemctl stop gpushare-backfill."):
         if path.exists() and not yes:
@@ -211,8 +201,8 @@ def restore_command(file: Path, yes: bool) -> None:
 @db.command("prune")
 @click.option("--older-than", "age", metavar="AGE", help="Age such as 90d, 26w or 2y.")
 @click.option("--compact", is_flag=True, help="Give back the room that is free in it. The helper must be stopped.")
-@DRY_RUN
-@YES
+@console.DRY_RUN
+@console.YES
 def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> None:
     """Forget runs, decisions and observations older than AGE, and tokens not used since.
 
@@ -226,8 +216,8 @@ def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> N
         raise BadInput("prune: there is nothing to do", "Say --older-than AGE, or --compact.")
     if kept_s is not None and kept_s < _LEAST_KEPT_S:
         raise BadInput(f"--older-than {age}: the last week is always kept", "Give 7d or more.")
-    config = settings()
-    with open_store(config) as store:
+    config = console.settings()
+    with console.open_store(config) as store:
         where = store.database.where
         if kept_s is not None:
             before_s = maintenance.present_s(store.database, time.time()) - kept_s
@@ -246,8 +236,8 @@ def prune_command(age: str | None, compact: bool, dry_run: bool, yes: bool) -> N
 
 @db.command("forget")
 @click.option("-u", "--user", required=True, help="Name or uid of somebody who has left.")
-@DRY_RUN
-@YES
+@console.DRY_RUN
+@console.YES
 def forget_command(user: str, dry_run: bool, yes: bool) -> None:
     """Forget a user: tokens, what was measured of them, jobs and decisions.
 
@@ -256,8 +246,8 @@ def forget_command(user: str, dry_run: bool, yes: bool) -> None:
     from slurm_gpushare.store.maintenance import forget_user
     from slurm_gpushare.store.published import OWNERS
 
-    config, uid = settings(), int(user) if user.isdecimal() else existing_uid(user)
-    with open_store(config) as store:
+    config, uid = console.settings(), int(user) if user.isdecimal() else console.existing_uid(user)
+    with console.open_store(config) as store:
         where, planned = store.database.where, _told(forget_user(store, uid, dry_run=True))
         if dry_run or not planned:
             click.echo(f"{where}: {'would remove' if planned else 'holds'} {planned or 'nothing of this user'}")

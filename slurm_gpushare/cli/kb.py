@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_gpushare.cli.console import (
-    DRY_RUN,
-    FILE,
-    JSON,
-    Column,
-    echo_json,
-    echo_models,
-    open_store,
-    right,
-    settings,
-    table,
-)
+from slurm_gpushare.cli import console
 from slurm_gpushare.cli.kb_clusters import clusters
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import check_directory
@@ -42,9 +31,11 @@ def kb() -> None:
 
 
 @kb.command("fit")
-@click.option("--profiles", type=FILE, help="Profiles with telemetry; without them clusters come from the rates.")
-@click.option("--pairs", required=True, type=FILE, help="Measured rates of pairs of these profiles.")
-@click.option("--out", required=True, type=FILE, help="The knowledge base to write, JSON.")
+@click.option(
+    "--profiles", type=console.FILE, help="Profiles with telemetry; without them clusters come from the rates."
+)
+@click.option("--pairs", required=True, type=console.FILE, help="Measured rates of pairs of these profiles.")
+@click.option("--out", required=True, type=console.FILE, help="The knowledge base to write, JSON.")
 @click.option("-k", "k", type=int, help="Number of clusters; the elbow chooses unless given.")
 @MODEL
 def fit(profiles: Path | None, pairs: Path, out: Path, k: int | None, gpu_model: str | None) -> None:
@@ -64,10 +55,10 @@ def fit(profiles: Path | None, pairs: Path, out: Path, k: int | None, gpu_model:
 
 
 @kb.command("predict")
-@click.option("--kb", "kb_file", type=FILE, help="The knowledge base; the shipped one unless given.")
-@click.option("--profiles", required=True, type=FILE, help="Profiles to predict for.")
-@click.option("--observed", type=FILE, help="Pairs already observed among them.")
-@click.option("--out", required=True, type=FILE, help="The pairs to write, CSV.")
+@click.option("--kb", "kb_file", type=console.FILE, help="The knowledge base; the shipped one unless given.")
+@click.option("--profiles", required=True, type=console.FILE, help="Profiles to predict for.")
+@click.option("--observed", type=console.FILE, help="Pairs already observed among them.")
+@click.option("--out", required=True, type=console.FILE, help="The pairs to write, CSV.")
 @MODEL
 def predict(kb_file: Path | None, profiles: Path, observed: Path | None, out: Path, gpu_model: str | None) -> None:
     """Predict the rates of every pair of profiles, each also beside its own kind.
@@ -103,7 +94,7 @@ def predict(kb_file: Path | None, profiles: Path, observed: Path | None, out: Pa
 
 
 @kb.command("use")
-@click.argument("kb_file", type=FILE, required=False)
+@click.argument("kb_file", type=console.FILE, required=False)
 @click.option("--shipped", is_flag=True, help="Go back to the shipped knowledge base.")
 @click.option("--gpu-model", default="V100", show_default=True, help="With --shipped: of which GPU model.")
 def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
@@ -119,7 +110,7 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
     if (kb_file is None) != shipped:
         raise BadInput("give a knowledge base, or --shipped", "One of them.")
     base = KnowledgeBase.load(kb_file) if kb_file else None
-    with Store.create(settings().store_url) as store:
+    with Store.create(console.settings().store_url) as store:
         if base is None:
             store.knowledge.drop(base_name(gpu_model.upper()))
         else:
@@ -129,10 +120,10 @@ def use(kb_file: Path | None, shipped: bool, gpu_model: str) -> None:
 
 
 @kb.command("show")
-@click.option("--kb", "kb_file", type=FILE, help="Only this knowledge base, from a file.")
+@click.option("--kb", "kb_file", type=console.FILE, help="Only this knowledge base, from a file.")
 @click.option("--shipped", is_flag=True, help="Only the shipped knowledge base.")
 @click.option("--gpu-model", help="Of which GPU model; default: all of gpushare.conf.")
-@JSON
+@console.JSON
 def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bool) -> None:
     """Print how clusters slow each other (ISD) and what packing them saves (PS).
 
@@ -148,18 +139,18 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
         figures = _figures(gpu_model)
     if as_json:
         documents = [[_as_json(figure) for figure in own] for own in figures]
-        echo_models([own[-1] | ({"site": own[0]} if len(own) > 1 else {}) for own in documents])
+        console.echo_models([own[-1] | ({"site": own[0]} if len(own) > 1 else {}) for own in documents])
         return
     for number, figure in enumerate(chain(*figures)):
         click.echo(("\n" if number else "") + f"{figure.title}; clusters by {figure.clusters_from}")
-        heads = [right(f"BESIDE {column}", ".1f") for column in range(figure.k)]
+        heads = [f"BESIDE {column}>.1f" for column in range(figure.k)]
         for name, values in (("ISD %", figure.isd()), ("PS %", figure.ps())):
             click.echo(f"\n{name} of each cluster")
-            click.echo(table([right("CLUSTER"), *heads], [(row, *line) for row, line in enumerate(values.tolist())]))
+            click.echo(console.table(["CLUSTER>", *heads], [(row, *line) for row, line in enumerate(values.tolist())]))
         click.echo("\nEvidence")
         columns = ("CLUSTER", ""), ("BESIDE", ""), ("RATE", ".3f"), ("SD LOG", ".3f"), ("RATES SEEN", "")
         cells = ((c.victim, c.neighbour, c.rate, c.sd, c.pairs) for c in figure.cells)
-        click.echo(table([right(name, spec) for name, spec in columns], cells))
+        click.echo(console.table([f"{name}>{spec}" for name, spec in columns], cells))
 
 
 def _figures(gpu_model: str | None) -> list[list[Figure5]]:
@@ -169,8 +160,8 @@ def _figures(gpu_model: str | None) -> list[list[Figure5]]:
     from slurm_gpushare.store.workloads import models_of
 
     try:
-        config = settings()
-        with open_store(config, read_only=True) as store:
+        config = console.settings()
+        with console.open_store(config, read_only=True) as store:
             models = [gpu_model.upper()] if gpu_model else models_of(store.database, config.gpu_models).values()
             return [of_site(store, model) for model in models]
     except GpushareError as error:
@@ -193,7 +184,7 @@ def _as_json(figure: Figure5) -> dict[str, Any]:
 
 
 @kb.command("import")
-@click.argument("pairs", type=FILE)
+@click.argument("pairs", type=console.FILE)
 @MODEL
 def import_pairs(pairs: Path, gpu_model: str | None) -> None:
     """Take measured PAIRS, whose profiles are tokens, into the store as observations.
@@ -216,15 +207,15 @@ def import_pairs(pairs: Path, gpu_model: str | None) -> None:
         for a, b, rate in ((first, second, rate_a), (second, first, rate_b))
         if rate == rate  # infeasible pairs have none
     ]
-    with open_store(settings()) as store:
+    with console.open_store(console.settings()) as store:
         added = store.observations.add(found)
     click.echo(f"{added} observations taken in, {len(found) - added} known already")
 
 
 @kb.command("bans")
 @click.option("--lift", metavar="TOKEN[,TOKEN]", help="Let a token sit beside the other, or beside anybody, again.")
-@DRY_RUN
-@JSON
+@console.DRY_RUN
+@console.JSON
 def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
     """List pairs of workloads that are kept apart, and lift such bans.
 
@@ -236,21 +227,26 @@ def bans(lift: str | None, dry_run: bool, as_json: bool) -> None:
     if lift is not None and not (1 <= len(tokens) <= 2 and all(TOKEN.fullmatch(token) for token in tokens)):
         raise BadInput(f"--lift {lift}: must be one token, or two separated by a comma")
     now_s = time.time()
-    with open_store(settings()) as store:
+    with console.open_store(console.settings()) as store:
         found = [ban for ban in store.sharing.bans(now_s) if ban.names(tokens)]
         if tokens and not dry_run:
             store.sharing.lift(*tokens)
     if as_json:
         rows = [{"tokens": [ban.token_a, ban.token_b], "at_s": ban.at_s, "left_s": ban.left_s(now_s)} for ban in found]
-        echo_json({"bans": rows, "lifted": bool(tokens) and not dry_run})
+        console.echo_json({"bans": rows, "lifted": bool(tokens) and not dry_run})
     elif tokens:
         click.echo(f"{'would lift' if dry_run else 'lifted'} {counted(len(found), 'ban')}")
     elif not found:
         click.echo("no workloads are kept apart")
     else:
-        columns = (Column("TOKEN"), Column("OTHER"), Column("SINCE"), right("DAYS LEFT"))
+        columns = (
+            "TOKEN",
+            "OTHER",
+            "SINCE",
+            "DAYS LEFT>",
+        )
         lines = ((b.token_a, b.token_b, moment(b.at_s, "%Y-%m-%d"), round(b.left_s(now_s) / 86400)) for b in found)
-        click.echo(table(columns, lines))
+        click.echo(console.table(columns, lines))
 
 
 kb.add_command(clusters)

@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpushare.cli.console import (
-    FILE,
-    JSON,
-    Column,
-    echo_models,
-    open_store,
-    readable_store,
-    right,
-    settings,
-    settings_or_defaults,
-    table,
-)
+from slurm_gpushare.cli import console
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.settings import DEFAULTS
 
@@ -47,8 +36,8 @@ def fit(k: int | None, gpu_model: str | None) -> None:
     """
     from slurm_gpushare.helper.learner import refit
 
-    config = settings()
-    with open_store(config) as store:
+    config = console.settings()
+    with console.open_store(config) as store:
         fitted = [refit(store, name, k=k) for name in _wanted(gpu_model, config, store)]
     for found in fitted:
         click.echo(f"{found.gpu_model}: model {found.version}, {found.model.k} clusters by {found.model.chosen}")
@@ -65,23 +54,23 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
 
 
 @clusters.command("show")
-@click.option("--model", "model_file", type=FILE, help="A model.json; the one in force unless given.")
-@JSON
+@click.option("--model", "model_file", type=console.FILE, help="A model.json; the one in force unless given.")
+@console.JSON
 @_GPU
 def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
     """Show the model in force: version, centroids, and how k was chosen."""
     from slurm_gpushare.helper.learner import InForce, in_force
     from slurm_gpushare.knowledge.kb import default_model
 
-    config = DEFAULTS if model_file else settings_or_defaults()
-    store = None if model_file else readable_store(config)
+    config = DEFAULTS if model_file else console.settings_or_defaults()
+    store = None if model_file else console.readable_store(config)
     wanted = _wanted(gpu_model, config, store)
     if model_file:
         models = [InForce(_read(model_file))]
     else:
         models = [in_force(store, name) if store else InForce(default_model(), 0, name) for name in wanted]
     if as_json:
-        echo_models([{"version": m.version, "gpu_model": m.gpu_model, **m.model.to_json()} for m in models])
+        console.echo_models([{"version": m.version, "gpu_model": m.gpu_model, **m.model.to_json()} for m in models])
         return
     for found in models:
         origin = model_file or (f"version {found.version}" if found.version else "shipped, from the paper's workloads")
@@ -91,9 +80,9 @@ def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
 
 
 @clusters.command("assign")
-@click.option("--model", "model_file", type=FILE, help="A model.json; the shipped one unless given.")
-@click.option("--profiles", required=True, type=FILE, help="Profiles with the model's features.")
-@click.option("--out", type=FILE, help="Write profile and cluster here, CSV, instead of printing them.")
+@click.option("--model", "model_file", type=console.FILE, help="A model.json; the shipped one unless given.")
+@click.option("--profiles", required=True, type=console.FILE, help="Profiles with the model's features.")
+@click.option("--out", type=console.FILE, help="Write profile and cluster here, CSV, instead of printing them.")
 @click.option("--gpu-model", help="The GPU model to use of files that mix several.")
 def assign(model_file: Path | None, profiles: Path, out: Path | None, gpu_model: str | None) -> None:
     """Give profiles of a file their clusters. A profile that lacks a feature has none."""
@@ -115,7 +104,7 @@ def assign(model_file: Path | None, profiles: Path, out: Path | None, gpu_model:
         write_rows(out, ("profile", "cluster"), rows)
         click.echo(f"{len(rows)} profiles; wrote {out}")
     else:
-        click.echo(table([Column("PROFILE"), right("CLUSTER")], rows))
+        click.echo(console.table(["PROFILE", "CLUSTER>"], rows))
 
 
 def _read(path: Path) -> ClusterModel:
@@ -130,7 +119,7 @@ def _read(path: Path) -> ClusterModel:
 
 
 def _print(model: ClusterModel) -> None:
-    heads = [right(name.upper(), ".1f") for name in model.features]
+    heads = [f"{name.upper()}>.1f" for name in model.features]
     pairs = zip(model.centroids.tolist(), model.sizes, strict=True)
     rows = [(number, *row, size) for number, (row, size) in enumerate(pairs)]
-    click.echo(table([right("CLUSTER"), *heads, right("SIZE")], rows))
+    click.echo(console.table(["CLUSTER>", *heads, "SIZE>"], rows))

@@ -8,18 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from slurm_gpushare.cli.console import (
-    DRY_RUN,
-    JSON,
-    Column,
-    check_names,
-    echo_json,
-    open_store,
-    right,
-    settings,
-    table,
-    warn,
-)
+from slurm_gpushare.cli import console
 from slurm_gpushare.protocol.errors import BadInput, Exit
 from slurm_gpushare.protocol.text import moment
 from slurm_gpushare.slurm.commands import connect
@@ -32,8 +21,8 @@ Address = tuple[str, int]
 @click.command("off")
 @click.argument("places", nargs=-1, metavar="[NODE[:CARD]]...")
 @click.option("--why", default="", metavar="TEXT", help="What 'gpushare status' says of them.")
-@DRY_RUN
-@JSON
+@console.DRY_RUN
+@console.JSON
 def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
     """Take nodes or cards out of sharing at once, without a drain.
 
@@ -44,9 +33,9 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
     """
     from slurm_gpushare.store.store import OffCard
 
-    config = settings()
+    config = console.settings()
     wanted = addresses(places, connect().nodes()) if places else []
-    with open_store(config, read_only=dry_run or not places) as store:
+    with console.open_store(config, read_only=dry_run or not places) as store:
         known = {(card.node, card.gpu): card for card in store.knowledge.off_cards()}
         now_s = int(time.time())
         known |= {(node, gpu): OffCard(node, gpu, why, now_s) for node, gpu in wanted}
@@ -54,12 +43,14 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
         if places and not dry_run:
             store.knowledge.keep_off(cards)
     if as_json:
-        echo_json([{"node": card.node, "gpu": card.gpu, "why": card.why, "since_s": card.since_s} for card in cards])
+        console.echo_json(
+            [{"node": card.node, "gpu": card.gpu, "why": card.why, "since_s": card.since_s} for card in cards]
+        )
     elif places:
         click.echo(f"{named(wanted)}: {'would be' if dry_run else 'is'} out of sharing, for whole GPUs alone")
     elif cards:
         rows = [(card.node, card.gpu, moment(card.since_s), card.why) for card in cards]
-        click.echo(table([Column("NODE"), right("GPU"), Column("SINCE"), Column("WHY")], rows))
+        click.echo(console.table(["NODE", "GPU>", "SINCE", "WHY"], rows))
     else:
         click.echo("no card is off")
 
@@ -67,13 +58,13 @@ def off(places: Sequence[str], why: str, dry_run: bool, as_json: bool) -> None:
 @click.command("on")
 @click.argument("places", nargs=-1, metavar="NODE[:CARD]...")
 @click.option("-a", "--all", "everything", is_flag=True, help="All that is off.")
-@DRY_RUN
+@console.DRY_RUN
 def on(places: Sequence[str], everything: bool, dry_run: bool) -> None:
     """Let nodes or cards share again that were taken out."""
     if bool(places) == everything:
         raise BadInput("on: name what shall share again, or --all", "'gpushare off' lists what is off.")
-    config = settings()
-    with open_store(config, read_only=dry_run) as store:
+    config = console.settings()
+    with console.open_store(config, read_only=dry_run) as store:
         cards = store.knowledge.off_cards()
         known = [(card.node, card.gpu) for card in cards]
         wanted = known if everything else addresses(places, connect().nodes())
@@ -93,7 +84,7 @@ def addresses(places: Iterable[str], nodes: Iterable[Node]) -> list[Address]:
     for place in places:
         head, _, cards = place.rpartition(":") if ":" in place else (place, "", "")
         for name in expand(head):
-            check_names("node", [name], known)
+            console.check_names("node", [name], known)
             indices = sorted(known[name].gpus)
             wanted = [int(word) if word.isdecimal() else -1 for word in cards.split(",")] if cards else indices
             if unknown := [index for index in wanted if index not in indices] or not indices:
@@ -113,7 +104,7 @@ def named(cards: Iterable[Address]) -> str:
 
 @click.command("optout")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@DRY_RUN
+@console.DRY_RUN
 def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
     """Take pending jobs of yours out of sharing.
 
@@ -147,6 +138,6 @@ def optout(jobs: tuple[str, ...], dry_run: bool) -> None:
         said = {Outcome.DONE: "out of sharing", Outcome.DRY: "would be taken out of sharing, for a whole GPU"}
         click.echo(f"{key}: {said.get(applied.outcome, str(applied.outcome))}")
         if applied.message:
-            warn(applied.message)
+            console.warn(applied.message)
     if failed:
         sys.exit(Exit.FAILURE)

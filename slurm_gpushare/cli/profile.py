@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from slurm_gpushare.cli.console import right, settings, table, warn
+from slurm_gpushare.cli.console import settings, table, warn
 from slurm_gpushare.node.delivery import send_record
 from slurm_gpushare.node.measure import Identity
 from slurm_gpushare.node.profile import (
@@ -102,7 +102,7 @@ def _curve(counts: list[int], command: tuple[str, ...], token: str | None, max_s
     line.clear()
     numbers = [("CPUS", ""), ("EPOCH_S", ".1f"), ("GPU_BUSY%", ".0f"), ("CPUS_USED", ".1f")]
     rows = [[p.cpus, p.epoch_s if p.whole else None, p.gpu_busy_pct, p.cpu_cores] for p in points]
-    click.echo(table([right(name, form) for name, form in numbers], rows))
+    click.echo(table([f"{name}>{form}" for name, form in numbers], rows))
     best = enough(points)
     if best is None:
         click.echo("No epoch came to its end and no GPU was seen: touch $GPUSHARE_EPOCH_FILE at the end of one.")

@@ -11,17 +11,7 @@ from typing import Any
 
 import click
 
-from slurm_gpushare.cli.console import (
-    Cell,
-    Column,
-    Listing,
-    echo_json,
-    listing,
-    right,
-    settings_or_defaults,
-    source,
-    warn,
-)
+from slurm_gpushare.cli import console
 from slurm_gpushare.protocol.errors import SlurmError
 from slurm_gpushare.protocol.text import WIDTH, duration_text, moment
 from slurm_gpushare.protocol.tokens import TokenFile
@@ -64,15 +54,18 @@ def _mem(line: TokenLine, mark: str = "") -> str | None:
     return None if mib is None else f"{mib / 1024:.1f}G{mark if line.figures.preallocated else ''}"
 
 
-FIELDS: dict[str, tuple[Column, Callable[[TokenLine], Cell]]] = {
-    "token": (Column("TOKEN"), lambda line: line.figures.token),
-    "name": (Column("NAME"), lambda line: line.name),
-    "known": (Column("KNOWN"), lambda line: {True: "yes", False: "no", None: None}[line.known]),
-    "cluster": (right("CLUSTER"), lambda line: line.figures.cluster),
-    "runs": (right("RUNS"), lambda line: line.runs),
-    "time": (right("TIME"), lambda line: duration_text(line.figures.duration_s)),
-    "mem": (right("MEM"), _mem),
-    "last": (Column("LAST"), lambda line: line.figures.last_used_s and moment(line.figures.last_used_s, "%m-%d")),
+FIELDS: dict[str, tuple[str, Callable[[TokenLine], console.Cell]]] = {
+    "token": ("TOKEN", lambda line: line.figures.token),
+    "name": ("NAME", lambda line: line.name),
+    "known": ("KNOWN", lambda line: {True: "yes", False: "no", None: None}[line.known]),
+    "cluster": ("CLUSTER>", lambda line: line.figures.cluster),
+    "runs": ("RUNS>", lambda line: line.runs),
+    "time": ("TIME>", lambda line: duration_text(line.figures.duration_s)),
+    "mem": ("MEM>", _mem),
+    "last": (
+        "LAST",
+        lambda line: line.figures.last_used_s and moment(line.figures.last_used_s, "%m-%d"),
+    ),
 }
 
 
@@ -110,8 +103,8 @@ def token() -> None:
 
 
 @token.command("list")
-@listing(FIELDS, tuple(FIELDS))
-def list_tokens(listing: Listing) -> None:
+@console.listing(FIELDS, tuple(FIELDS))
+def list_tokens(listing: console.Listing) -> None:
     """List your tokens: their names, and what is known of their workloads.
 
     A workload shares once it has been measured. RUNS are jobs of the last month that came to their end, TIME and MEM
@@ -122,27 +115,27 @@ def list_tokens(listing: Listing) -> None:
     if not items and listing.for_people:
         click.echo("No tokens yet. 'gpushare token NAME' makes one for the workload that you call NAME.")
         return
-    figures = source(settings_or_defaults(loud=False))
+    figures = console.source(console.settings_or_defaults(loud=False))
     told = figures.tokens(os.geteuid())
     known = {item.token: TokenFigures(item.token) for item in items} | dict(told or {})
     done = _completed() if any(figure.jobs for figure in known.values()) else None
     lines = [TokenLine(item.name, known[item.token], told is not None, done) for item in items]
     if listing.as_json:
-        echo_json([_document(line) for line in lines])
+        console.echo_json([_document(line) for line in lines])
         return
     if not listing.parsable:
-        listing = replace(listing, fields={**FIELDS, "mem": (right("MEM"), lambda line: _mem(line, _MARK))})
+        listing = replace(listing, fields={**FIELDS, "mem": ("MEM>", lambda line: _mem(line, _MARK))})
     text = listing.text(lines)
     too_wide = 0 if listing.parsable else max(map(len, text.splitlines()), default=0) - WIDTH
     if too_wide > 0:
         width = max(_NAME_WIDTH, max(len(item.name) for item in items) - too_wide)
-        text = listing.text(lines, name=(Column("NAME"), lambda line: line.name[:width]))
+        text = listing.text(lines, name=("NAME", lambda line: line.name[:width]))
     if text:
         click.echo(text)
     if listing.for_people and any(line.figures.preallocated for line in lines):
         click.echo(textwrap.fill(f"{_MARK} {PREALLOCATED}.", WIDTH, subsequent_indent="  "))
     if figures.note and items and listing.header:
-        warn(figures.note)
+        console.warn(figures.note)
 
 
 def _document(line: TokenLine) -> dict[str, Any]:

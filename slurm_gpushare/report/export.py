@@ -32,7 +32,7 @@ _OF_A_LINE = {
 CSV_COLUMNS = ("job_id", *_OF_A_LINE)
 _FIGURES = (
     "profiled", "complete", "measured_spans", "accounted_gpu_h", "ps_pct", "prediction_error_points", "predictions",
-    "wait_forecast_h", "waits_forecast", "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs",
+    "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs",
     "given_back_s", "given_back_jobs", "paused_s",
 )  # fmt: skip
 _IF_COMPLETE = ("shared", "gpu_h", "busy_gpu_h", "solo_gpu_h", "saved_gpu_h", "pauses")
@@ -80,7 +80,6 @@ def to_json(report: Report) -> dict[str, Any]:
             "isd_pct": asdict(report.isd_pct),
             "expected_isd_pct": asdict(report.expected_isd_pct),
             "forecast_error_s": asdict(report.forecast_error_s),
-            "waiting_avoided_h": report.waiting_avoided_h or {"low": None, "high": None},
             "cpus": asdict(report.cpus),
         },
         "waits_s": {role: asdict(wait) for role, wait in report.waits_s.items()},

@@ -15,13 +15,12 @@ from slurm_gpushare.protocol.text import (
     counted,
     duration_text,
     hours,
-    hours_span,
     moment,
     natural,
     per_cent,
     period,
 )
-from slurm_gpushare.report.job_figures import lasted_s, measured, rates_of, span_s, weighted_mean
+from slurm_gpushare.report.job_figures import lasted_s, measured, rates_of, span_s, spread, weighted_mean
 from slurm_gpushare.report.job_view import GUEST, JOINED, ROLES, JobView
 from slurm_gpushare.report.pages import cluster_key, render
 from slurm_gpushare.report.summary import Report
@@ -90,8 +89,9 @@ def render_report(
         title=f"GPU sharing on {slurm_cluster}" if slurm_cluster else "GPU sharing",
         period=period(report.start_s, report.end_s),
         report=report,
+        joined_wait=spread(job.wait_s for job in report.jobs if job.role in JOINED and job.wait_s is not None),
+        other_wait=spread(job.wait_s for job in report.jobs if job.role not in JOINED and job.wait_s is not None),
         measured_pct=_measured_pct(report),
-        waiting=hours_span(report.waiting_avoided_h) if report.waiting_avoided_h else "",
         shadow_title=SHADOW_TITLE,
         shadow=shadow,
         used=used_time(report, spent),

@@ -77,10 +77,6 @@ class Report:
     """Mean distance of predicted from measured ISD, over jobs that have both."""
     predictions: int
     waits_s: Mapping[str, Distribution]
-    wait_forecast_h: float | None
-    """Sum over guests and successors of the wait for a whole GPU that was forecast when they were placed."""
-    waits_forecast: int
-    """Jobs in that sum."""
     forecast_error_s: Distribution
     """How far from the first forecast jobs started that had been told one."""
     gpu_busy_pct: float | None
@@ -100,8 +96,6 @@ class Report:
     cpus: CpuSummary
     gpus: Mapping[int, float | None]
     """GPUs that each job had on average while it ran, by SLURM_JOB_ID; None: not known."""
-    waiting_avoided_h: Mapping[str, float] | None = None
-    """Job hours of waiting that a plain Slurm would have had more, ``low`` and ``high``; worked out afterwards."""
 
     @property
     def gpu_h(self) -> float:
@@ -156,7 +150,6 @@ def summarise(
     busy_s = sum(job.gpu_s for job in shared)
     both = ((job.measured_isd_pct, job.expected_isd_pct) for job in shared)
     errors = [abs(seen - expected) for seen, expected in both if seen is not None and expected is not None]
-    forecast_s = [job.wait_forecast_s for job in shared if job.wait_forecast_s is not None]
     given_s = [job.given_back_s for job in jobs if job.given_back_s]
     energy_kwh = [job.energy_kwh for job in jobs if job.energy_kwh is not None]
     decided = by_own_id(known.decisions, {job.key: job.raw_id for job in jobs})
@@ -179,8 +172,6 @@ def summarise(
         waits_s={
             role: spread(job.wait_s for job in jobs if job.role == role and job.wait_s is not None) for role in ROLES
         },
-        wait_forecast_h=sum(forecast_s) / 3600 if forecast_s else None,
-        waits_forecast=len(forecast_s),
         forecast_error_s=spread(job.forecast_error_s for job in jobs if job.forecast_error_s is not None),
         gpu_busy_pct=weighted_mean((job.run.gpu_busy_pct, job.elapsed_s or 0.0) for job in shared if job.run),
         energy_kwh=sum(energy_kwh) if energy_kwh else None,

@@ -55,9 +55,9 @@ def asked_of_accounting(
 
     slurm = SimpleNamespace(config=lambda: {"SlurmUser": f"{slurm_user}(64030)"})
     monkeypatch.setattr(command, "connect", lambda: slurm)
-    monkeypatch.setattr(command, "settings_or_defaults", lambda: DEFAULTS)
+    monkeypatch.setattr(command.console, "settings_or_defaults", lambda: DEFAULTS)
     monkeypatch.setattr(command, "collect", collect)
-    monkeypatch.setattr(command, "check_users", lambda text: {int(name) for name in text.split(",") if name})
+    monkeypatch.setattr(command.console, "check_users", lambda text: {int(name) for name in text.split(",") if name})
     monkeypatch.setattr(getpass, "getuser", lambda: "alice")
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     with pytest.raises(SystemExit):

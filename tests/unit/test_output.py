@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from slurm_gpushare.cli.console import Column, table, text_of, use_colour
+from slurm_gpushare.cli.console import table, text_of, use_colour
 
-COLUMNS = (Column("NODE"), Column("ISD%", ".1f", "right"))
+COLUMNS = ("NODE", "ISD%>.1f")
 
 
 def test_columns_are_aligned_and_lines_have_no_trailing_blanks() -> None:

@@ -11,7 +11,7 @@ from gpushare_lab.cli.checks import check_new_directory
 from gpushare_lab.paper import plots
 from gpushare_lab.paper.characterize import THIRD
 from gpushare_lab.paper.characterize import characterize as run
-from slurm_gpushare.cli.console import Column, right, table, warn
+from slurm_gpushare.cli.console import table, warn
 from slurm_gpushare.knowledge.tables import write_text
 from slurm_gpushare.protocol.errors import BadInput
 
@@ -47,8 +47,8 @@ def characterize(workloads: Path, out: Path, k: int | None, seed: int) -> None:
         (number, *(float(value) for value in row), size)
         for number, (row, size) in enumerate(zip(result.model.centroids, result.model.sizes, strict=True))
     ]
-    heads = [Column(name.upper(), ".1f", "right") for name in result.model.features]
-    click.echo(table([right("CLUSTER"), *heads, right("SIZE")], rows))
+    heads = [f"{name.upper()}>.1f" for name in result.model.features]
+    click.echo(table(["CLUSTER>", *heads, "SIZE>"], rows))
     elbows: dict[int, list[int]] = {}
     for largest, found in result.choice.elbows.items():
         elbows.setdefault(found, []).append(largest)

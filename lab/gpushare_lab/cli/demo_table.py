@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from gpushare_lab.paper.rounds import AGAIN, EXCLUSIVE, OURS, PaperResult
-from slurm_gpushare.cli.console import Column, right, table
+from slurm_gpushare.cli.console import table
 
 PAPER_PS, PAPER_ISD = 1.19, -0.37
 """Points of PS and ISD that the paper reports for its scheduler against random."""
@@ -44,9 +44,9 @@ def _table(rounds: Sequence[Sequence[PaperResult]]) -> str:
     heads = ("MAKESPAN_S", ".0f"), ("MEAN_JCT_S", ".1f"), ("PS%", ".1f"), ("ISD%", ".1f"), ("WORST_ISD%", ".1f")
     if len(rounds) == 1:
         columns = [
-            Column("POLICY"),
-            *(right(name, spec) for name, spec in heads),
-            right("SHARED"),
+            "POLICY",
+            *(f"{name}>{spec}" for name, spec in heads),
+            "SHARED>",
         ]
         rows = [
             (r.policy, r.makespan_s, r.mean_jct_s, r.ps_pct, r.isd_pct, r.worst_isd_pct, f"{r.shared}/{len(r.jobs)}")
@@ -54,7 +54,7 @@ def _table(rounds: Sequence[Sequence[PaperResult]]) -> str:
         ]
         return table(columns, rows)
     names = ("MEAN_JCT_S", "PS%", "ISD%", "WORST_ISD%", "SHARED")
-    columns = [Column("POLICY"), right("SEEDS", "d"), *(right(name) for name in names)]
+    columns = ["POLICY", "SEEDS>d", *(f"{name}>" for name in names)]
     return table(columns, [(policy, len(found), *_ranges(found)) for policy, found in _by_policy(rounds).items()])
 
 

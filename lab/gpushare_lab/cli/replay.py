@@ -26,7 +26,7 @@ from gpushare_lab.peers.trace_jobs import read_any_trace, read_rates
 from gpushare_lab.testbed.layout import Shape
 from gpushare_lab.testbed.testbed import Testbed
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.console import FILE, Column, right, table, warn
+from slurm_gpushare.cli.console import FILE, table, warn
 from slurm_gpushare.knowledge.tables import write_text
 from slurm_gpushare.protocol.errors import BadInput, GpushareError
 from slurm_gpushare.protocol.files import check_directory
@@ -242,11 +242,11 @@ def _table(rows: list[dict[str, Any]]) -> str:
     shown = (("AVG_JCT_S", "avg_jct_s", ".1f"), ("ISD%", "isd_mean_pct", ".1f"), ("PS%", "ps_pct", ".1f"),
              ("SHARED", "shared_fraction", ".2f"), ("P99_JCT_S", "p99_jct_s", ".0f"),
              ("MAX_WAIT_S", "max_wait_s", ".0f"))  # fmt: skip
-    columns = [Column("POLICY"), right("DONE")]
-    columns += [right("OF_EXCL", ".3f"), right("SIM_OF_EXCL", ".3f")]
+    columns = ["POLICY", "DONE>"]
+    columns += ["OF_EXCL>.3f", "SIM_OF_EXCL>.3f"]
     for name, _, spec in shown:
-        columns += [right(name, spec), right(f"SIM_{name}", spec)]
-    columns += [right("WON", "d"), right("LOST", "d"), right("AGAIN", "d")]
+        columns += [f"{name}>{spec}", f"SIM_{name}>{spec}"]
+    columns += ["WON>d", "LOST>d", "AGAIN>d"]
     lines = []
     for row in rows:
         line: list[Any] = [row["policy"], f"{row['jobs_done']}{'' if row['complete'] else '*'}"]

@@ -10,7 +10,7 @@ import click
 
 from gpushare_lab.cli.testbed import SLURM, Steps, stop_on_sigterm, throw_away_dir
 from gpushare_lab.experiment.scenarios import SCENARIOS, SHORT, ScenarioOutcome, ScenarioResult
-from slurm_gpushare.cli.console import JSON, Column, echo_json, right, table
+from slurm_gpushare.cli.console import JSON, echo_json, table
 from slurm_gpushare.protocol.errors import BadInput, Exit
 
 
@@ -70,8 +70,8 @@ def _sides(result: ScenarioResult) -> tuple[ScenarioOutcome, ScenarioOutcome]:
 
 def _table(results: list[ScenarioResult]) -> str:
     columns = [
-        Column("SCENARIO"), right("PROMISED"), right("MEASURED"), Column("ACTION"),
-        Column("VERDICT"),
+        "SCENARIO", "PROMISED>", "MEASURED>", "ACTION",
+        "VERDICT",
     ]  # fmt: skip
     rows = [
         (

@@ -17,7 +17,7 @@ from gpushare_lab.cli.checks import check_counts
 from gpushare_lab.peers.registry import PREEMPTIVE, make_policy, parse_policies
 from gpushare_lab.peers.trace_jobs import make_workload, read_any_trace, read_rates
 from slurm_gpushare import __version__
-from slurm_gpushare.cli.console import FILE, Column, progress, right, table, warn
+from slurm_gpushare.cli.console import FILE, progress, table, warn
 from slurm_gpushare.knowledge.interference import Interference, Telemetry, jobs_known
 from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, telemetry
 from slurm_gpushare.knowledge.tables import ProfileTable, read_profiles, write_text
@@ -180,7 +180,7 @@ def _table(results: list[dict[str, Any]]) -> str:
     numbers = [("LOAD", "g"), ("SEED", "d"), ("AVG_JCT_S", ".0f"), ("OF_FIFO", ".3f"), ("P99_JCT_S", ".0f")]
     numbers += [("AVG_WAIT_S", ".0f"), ("MAX_WAIT_S", ".0f"), ("PS%", ".1f"), ("ISD%", ".1f"), ("RESIDENT_P99%", ".1f")]
     numbers += [("GUEST_P99%", ".1f"), ("SHARED", ".2f"), ("1ST_JCT_S", ".0f"), ("1ST_ISD%", ".1f"), ("WALL_S", ".1f")]
-    columns = [Column("POLICY"), *(right(name, spec) for name, spec in numbers)]
+    columns = ["POLICY", *(f"{name}>{spec}" for name, spec in numbers)]
     keys = ("avg_wait_s", "max_wait_s", "ps_pct", "isd_mean_pct", "resident_isd_p99_pct", "guest_isd_p99_pct")
     rows = []
     for row in results:
