@@ -265,8 +265,8 @@ def test_no_default_is_in_a_directory_where_anybody_may_be_first() -> None:
         Layout(Path(f"/var/lib/gpushare-{name}")).check()  # short enough for Unix sockets
 
 
-def test_a_directory_that_slurm_user_cannot_enter_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
+def test_a_directory_that_slurm_user_cannot_enter_is_refused_before_anything_is_written(short_tmp: Path) -> None:
+    closed = short_tmp / "closed"
     closed.mkdir(mode=0o700)
     with pytest.raises(BadInput, match="closed is closed to others"):
         Layout(closed / "bed").check()
