@@ -15,18 +15,32 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 
 import click
 from gpushare_lab.cli.main import gpushare_lab
 
 from slurm_gpushare.cli.main import gpushare
-from slurm_gpushare.protocol.settings import KEYS
+from slurm_gpushare.protocol.settings import KEYS, Place
 from slurm_gpushare.protocol.tag import Tag
 from slurm_gpushare.store.schema import METADATA
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = {"attributes.md", "commands.md", "lab-commands.md", "configuration.md"}
+SHAPES_OF_A_JOB = {
+    "protocol.tag": ("Consent", "Tag"),
+    "protocol.record": ("Record",),
+    "protocol.history": ("StoredJob", "Span"),
+    "slurm.queue": ("Job",),
+    "slurm.accounting": ("AccountedJob",),
+    "store.stored_jobs": ("StoredRun",),
+    "store.published": ("PublicJob",),
+    "helper.snapshot": ("PendingJob", "Occupant", "Placement"),
+    "node.figures": ("RunFigures",),
+    "report.job_view": ("JobView",),
+}
+"""The types, by module, for what one job is between sbatch and report."""
 GENERATED = "make_reference.py"
 """What every generated file names in its first lines."""
 
@@ -84,6 +98,12 @@ def options(group: click.Group) -> int:
     return sum(isinstance(param, click.Option) for command in commands(group) for param in command.params)
 
 
+def shapes() -> list[type]:
+    """Those of `SHAPES_OF_A_JOB`; AttributeError where one is not there any more."""
+    rooms = ((import_module(f"slurm_gpushare.{room}"), names) for room, names in SHAPES_OF_A_JOB.items())
+    return [getattr(room, name) for room, names in rooms for name in names]
+
+
 def figures() -> dict[str, int | list[str]]:
     product = tracked("slurm_gpushare/*.py")
     modules = [path for path in product if path.name != "__init__.py"]
@@ -104,7 +124,8 @@ def figures() -> dict[str, int | list[str]]:
         "Lua and shell by hand, lines": lines(scripts),
         "docs by hand, lines": lines(by_hand(docs)),
         "tests, lines": lines(tracked("tests/*.py", "tests/*.lua")),
-        "settings": len(KEYS),
+        "settings that a site sets": sum(key.place is Place.SITE for key in KEYS),
+        "types for what a job is on its way": len(shapes()),
         "fields of the tag": len(Tag.__dataclass_fields__),
         "tables of the store": len(METADATA.tables),
         "commands of gpushare": len(commands(gpushare)),
