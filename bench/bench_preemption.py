@@ -31,8 +31,9 @@ from slurm_gpushare.store.hookfile import HookFile
 
 CARDS, TOKENS, WITHIN_S = 4, 12, 90
 BY = {"QOS": ("preempt/qos", "--qos=high"), "partition": ("preempt/partition_prio", "--partition=urgent")}
-JOBS, JOB_S, EVERY_S, PREEMPTORS = 48, 12, 10, 6
-"""The queue of which it is asked how much is shared: so many jobs of so many seconds, and one that preempts every..."""
+JOBS, EVERY_S, PREEMPTORS = 48, 10, 6
+"""The queue of which it is asked how much is shared: so many jobs, and every so many seconds one that preempts."""
+JOB_S = [4 + 7 * number % 24 for number in range(TOKENS)]
 
 
 class Site:
@@ -54,7 +55,7 @@ class Site:
         idle_nodes(self.bed)
         config = load_config(self.bed.layout.gpushare_conf)
         with Store.create(config.store_url) as store:
-            known = [KnownProfile(_token(n), os.getuid(), "V100", 2000, 16384, n % 3, JOB_S) for n in range(TOKENS)]
+            known = [KnownProfile(_token(n), os.getuid(), "V100", 2000, 16384, n % 3, JOB_S[n]) for n in range(TOKENS)]
             enter_profiles(store, known)
             HookFile(config.hook_file).sync(store, 0)
 
@@ -86,7 +87,7 @@ class Site:
     def shared(self, option: str, preemptors: int) -> tuple[int, float]:
         """How many of a queue's jobs shared a card, and the part of the sharers' card time that two had."""
         for number in range(JOBS):
-            self.submit(number, JOB_S, True, "--gres=gpu:1")
+            self.submit(number, JOB_S[number % TOKENS], True, "--gres=gpu:1")
         began_s, came, with_another, looks = time.monotonic(), 0, set[int](), [0, 0]
         while jobs := self.slurm.jobs():
             if came < preemptors and time.monotonic() - began_s > (came + 1) * EVERY_S:
@@ -116,7 +117,7 @@ def main(out: Path) -> None:
         try:
             site = Site(bed)
             print(f"Slurm {bed.release}: seconds until a job that may preempt starts")
-            for by, (kind, option) in BY.items():
+            for by, (kind, option) in BY.items() if "GPUSHARE_ONLY_SHARED" not in os.environ else ():
                 for mode in ("REQUEUE", "CANCEL"):
                     for shares in (True, False):
                         site.configure(kind, mode)

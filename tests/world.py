@@ -164,11 +164,17 @@ class FakeSlurm(Slurm):
     def resume(self, key: str) -> None:
         self._note("resume", key)
 
-    def signal(self, key: str, name: str) -> None:
-        self._note("signal", key)
+    def signal(self, name: str, *keys: str) -> None:
+        for key in keys:
+            self._note("signal", key)
 
-    def requeue(self, key: str) -> None:
-        self._note("requeue", key)
+    def requeue(self, *keys: str) -> None:
+        for key in keys:
+            self._note("requeue", key)
+
+    def cancel(self, *keys: str) -> None:
+        for key in keys:
+            self._note("cancel", key)
 
     def _note(self, what: str, key: str) -> None:
         self.on_change(what, key)

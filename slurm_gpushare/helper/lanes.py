@@ -40,6 +40,7 @@ class Asked:
     guests: Sequence[Ranked]
     lanes: Sequence[Lane]
     wanted: Ints  # by GPU, place in the queue of the first job that needs it whole
+    next_owner: Ints  # by GPU, place in the queue of the job that shares with nobody and gets it next
     waits_s: Mapping[int, float]  # for a whole place, by place in the queue
 
 
@@ -88,7 +89,7 @@ class SiteHalves:
         waits_s = np.array([self.asked.waits_s[rank] for rank, _ in guests], float)
         return Scene(
             waiting=_waiting(guests, guest_kind, self.view.snapshot.now_s),
-            lanes=_lanes(there, lanes, lane_kind, self.asked.wanted[fit.gpus], self.view.settings),
+            lanes=_lanes(there, lanes, lane_kind, self.asked, fit.gpus, self.view.settings),
             terms=_terms(guest_tokens, lane_tokens, self.knowledge, self.view),
             settings=self.view.settings,
             short_s=self.short_s,
@@ -205,11 +206,15 @@ def _waiting(guests: Sequence[Ranked], kind: Ints, now_s: float) -> Waiting:
     )
 
 
-def _lanes(there: Running, lanes: Sequence[Lane], kind: Ints, wanted_rank: Ints, settings: PolicySettings) -> Lanes:
-    jobs = [lane.resident for lane in lanes]
+def _lanes(
+    there: Running, lanes: Sequence[Lane], kind: Ints, asked: Asked, gpus: Ints, settings: PolicySettings
+) -> Lanes:
+    jobs, wanted_rank = [lane.resident for lane in lanes], asked.wanted[gpus]
     promise = [settings.promises.of(guest=job.joined, own_pct=job.workload.max_isd_pct) for job in jobs]
     ahead, promised = there.ahead, np.array(promise, float)
-    return Lanes.of(kind, ahead, promised, there.lost_s, there.limit_left_s, wanted_rank, wanted_whole=wanted_rank)
+    return Lanes.of(
+        kind, ahead, promised, there.lost_s, there.limit_left_s, wanted_rank, wanted_rank, asked.next_owner[gpus]
+    )
 
 
 def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge, view: PlanInput) -> Terms:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from slurm_gpushare.helper.lanes import Asked, PlanInput, Ranked, SiteHalves, running
-from slurm_gpushare.helper.places import Lane, Sites, expected_waits_s, first_wanting, hand_out, open_lanes
+from slurm_gpushare.helper.places import Lane, Sites, expected_waits_s, first_wanting, hand_out, next_owners, open_lanes
 from slurm_gpushare.helper.second_halves import Step, steps
 from slurm_gpushare.helper.snapshot import How, LeftToSlurm, Occupant, PendingJob, Placement, Plan, Reasons, Snapshot
-from slurm_gpushare.knowledge.rates import Floats, Knowledge, KnowledgeByModel
+from slurm_gpushare.knowledge.rates import Floats, Ints, Knowledge, KnowledgeByModel
 from slurm_gpushare.protocol.policy import PolicySettings
 
 Granted = Mapping[int, tuple[int, PendingJob]]
@@ -108,18 +108,29 @@ def _share(
         beside = (_lane_beside(view, gpu, job) for gpu, job in own.values() if job.workload.width == width)
         lanes = [*open_lanes(gpus, width), *(lane for lane in beside if lane is not None)]
         lanes = sorted((lane for lane in lanes if lane.resident.key not in taken), key=lambda lane: lane.gpu)
-        wanted = first_wanting(view.sites, queue, width)
+        wanted, next_owner = first_wanting(view.sites, queue, width), owners_of_next(view, queue, own)
         for here in by_rates(view.snapshot, lanes):
             model = gpus[here[0].gpu].model
             placed = {placement.key for placement in found}
             asking = ((rank, job) for rank, job in queue if job.shares and job.workload.width == width)
             guests = [(r, j) for r, job in asking if job.key not in placed and (j := job.on(model)) is not None]
             if guests:
-                halves = SiteHalves(view, Asked(width, guests, here, wanted, waits_s))
+                halves = SiteHalves(view, Asked(width, guests, here, wanted, next_owner, waits_s))
                 for step in steps_:
                     step(halves)
                 found += halves.placements
     return found
+
+
+def owners_of_next(view: PlanInput, queue: Iterable[Ranked], own: Granted) -> Ints:
+    """`next_owners`, by when each card is expected to be free of all that it has and that it was given just now."""
+    gpus = view.snapshot.gpus
+    there = [(at, occupant) for at, gpu in enumerate(gpus) for occupant in gpu.occupants]
+    there += [(gpu, Occupant(job.key, job.workload)) for gpu, job in own.values()]
+    free_in_s: Floats = np.where([gpu.usable for gpu in gpus], 0.0, np.inf)
+    left_s = running([occupant for _, occupant in there], view.snapshot.now_s, view.settings).ahead.left.middle_s
+    np.maximum.at(free_in_s, [at for at, _ in there], left_s)
+    return next_owners(view.sites, queue, free_in_s)
 
 
 def by_rates(snapshot: Snapshot, lanes: Sequence[Lane]) -> Iterable[list[Lane]]:

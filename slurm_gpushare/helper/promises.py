@@ -332,7 +332,7 @@ def let_go_in_slurm(slurm: Slurm, jobs: Iterable[Job]) -> None:
         paused = job.tag.paused if job.tag else None
         try:
             if paused is not None and job.state == "STOPPED":
-                slurm.signal(job.key, "CONT")
+                slurm.signal("CONT", job.key)
             elif paused is not None and job.state == "SUSPENDED" and not paused.by_signal:
                 slurm.resume(job.key)
         except SlurmError as error:

@@ -24,6 +24,8 @@ UNKNOWN_SPREAD = 1.4
 """Mean over pessimistic rate from which a prediction is little more than a guess."""
 VERDICT_S = 20.0
 """So long after a pair has begun its nodes have told how fast both run."""
+HELD_UP_S = 1.0
+"""Who shares with nobody may have a card so much later because its resident was slowed."""
 NOBODY = int(np.iinfo(np.int64).max)
 """A place in the queue behind everybody."""
 
@@ -103,17 +105,18 @@ class Lanes:
     limit_left_s: Floats
     wanted_rank: Ints  # place in the queue of the first job that needs this card whole
     wanted_whole: Ints | None = None  # the same, where it is another's and not kept for a sharer; None: not looked at
+    next_rank: Ints | None = None  # of the job that shares with nobody and gets this card next; None: not looked at
 
     @classmethod
     def of(
         cls, kind: Ints, ahead: Ahead, promise_pct: Floats, lost_s: Floats, limit_left_s: Floats, wanted_rank: Ints,
-        wanted_whole: Ints | None = None,
+        wanted_whole: Ints | None = None, next_rank: Ints | None = None,
     ) -> Lanes:  # fmt: skip
         """From what residents have before them, were promised and have lost."""
         return cls(
             kind, ahead.budget_s(promise_pct, lost_s), ahead.expected_budget_s(promise_pct, lost_s),
             ahead.bears(promise_pct, lost_s), ahead.left.middle_s, ahead.left.high_s, limit_left_s, wanted_rank,
-            wanted_whole,
+            wanted_whole, next_rank,
         )  # fmt: skip
 
 
@@ -273,12 +276,16 @@ def _first_in_queue(offers: Offers) -> Bools:
 
 def _nobody_held_up(offers: Offers) -> Bools:
     """It does not outlast the resident, by their limits, where somebody before it needs the card whole; nor at worst
-    the time that the resident is expected to need, where that is somebody who does not share."""
+    the time that the resident is expected to need, where that is somebody who does not share. Nor does it slow the
+    resident where that one is to have this very card."""
     leaves = offers.scene.waiting.limit_s[offers.rows][:, None] <= _outlives_s(offers)
     if (whole := offers.scene.lanes.wanted_whole) is not None:
         before = whole[offers.columns] < offers.scene.waiting.rank[offers.rows][:, None]
         stay_s = offers.high_s * offers.of(offers.scene.terms.stay_high)
         leaves &= ~before | (stay_s <= offers.left_s)
+    if (next_rank := offers.scene.lanes.next_rank) is not None:
+        before = next_rank[offers.columns] < offers.scene.waiting.rank[offers.rows][:, None]
+        leaves &= ~before | (offers.delay_s <= HELD_UP_S)
     return leaves | _first_in_queue(offers)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from slurm_gpushare.helper import explain, log
 from slurm_gpushare.helper.changes import (
@@ -25,7 +27,7 @@ from slurm_gpushare.helper.observe import View, observe
 from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.helper.pairs import PairChanges, follow, pairs_now, past_spans
 from slurm_gpushare.helper.plan import plan
-from slurm_gpushare.helper.preemption import PreemptionRules
+from slurm_gpushare.helper.preemption import Eviction, PreemptionRules
 from slurm_gpushare.helper.promises import dying, let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
@@ -38,7 +40,7 @@ from slurm_gpushare.protocol.stop_orders import ACTS_WITHIN_S, StopOrder
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.nodes import Node
 from slurm_gpushare.slurm.queue import Job
-from slurm_gpushare.slurm.runner import ControllerDown, SlurmMissing
+from slurm_gpushare.slurm.runner import ControllerDown, JobMovedOn, SlurmMissing
 from slurm_gpushare.store import Store, StoreError
 
 NOBODY_ANSWERS = (ControllerDown, SlurmMissing, StoreError)
@@ -265,23 +267,26 @@ class Helper:
                 self.state.decisions.append(explain.noted(item.job, "requeued", now_s, item.beside, why=item.why))
 
     async def _preempt(self, view: View, rules: PreemptionRules, report: TickReport) -> None:
-        """Free cards for jobs that may preempt their sharers, where Slurm by itself does not."""
-        for victim, preemptor, warn in self.state.preemptors.look(
-            rules, view.jobs, view.cards, view.snapshot, view.now_s
-        ):
-            job, mode = victim.job, victim.terms.mode
-            again = mode == "REQUEUE" and job.requeue
-            done = "warned" if warn else "requeued" if again else "cancelled"
-            log.info("preempt", job=job.key, to=preemptor.key, mode=mode, outcome="dry-run" if self.dry_run else done)
+        """Free cards for jobs that may preempt their sharers, where Slurm by itself does not: all in one call."""
+        slurm, todo = self._slurm, dict[str, list[Eviction]]()
+        for found in self.state.preemptors.look(rules, view.jobs, view.cards, view.snapshot, view.now_s):
+            job, mode = found.victim.job, found.victim.terms.mode
+            done = "warned" if found.warn else "requeued" if mode == "REQUEUE" and job.requeue else "cancelled"
+            todo.setdefault(done, []).append(found)
+            log.info(
+                "preempt", job=job.key, to=found.preemptor.key, mode=mode, outcome="dry-run" if self.dry_run else done
+            )
             report.outcomes[f"preempt:{done}"] += 1
-            if self.dry_run:
-                continue
-            if warn:
-                await Work(self._slurm.signal, job.key, "TERM")
-                continue
-            await Work(self._slurm.requeue if again else self._slurm.cancel, job.key)
-            why = f"{done} by the site's own rules (PreemptMode={mode}), for job {preemptor.key}"
-            self.state.decisions.append(explain.noted(job, "preempted", view.now_s, why=why))
+        acts: dict[str, Callable[..., None]] = {
+            "warned": partial(slurm.signal, "TERM"), "requeued": slurm.requeue, "cancelled": slurm.cancel,
+        }  # fmt: skip
+        for done, evictions in todo.items() if not self.dry_run else ():
+            with suppress(JobMovedOn):  # one of them has ended by itself
+                await Work(acts[done], *(found.victim.job.key for found in evictions))
+            for (job, terms), preemptor, warn in evictions:
+                why = f"{done} by the site's own rules (PreemptMode={terms.mode}), for job {preemptor.key}"
+                if not warn:
+                    self.state.decisions.append(explain.noted(job, "preempted", view.now_s, why=why))
 
     async def _extend(self, view: View, report: TickReport) -> None:
         """Give jobs the time back that neighbours, also those that have left, and pauses by a signal cost them."""

@@ -14,7 +14,7 @@ import numpy as np
 from slurm_gpushare.helper.explain import Code, Reason
 from slurm_gpushare.helper.lanes import Asked, PlanInput, Ranked, SiteHalves
 from slurm_gpushare.helper.places import Sites, first_wanting, open_lanes
-from slurm_gpushare.helper.plan import by_rates
+from slurm_gpushare.helper.plan import by_rates, owners_of_next
 from slurm_gpushare.helper.rules import LONG_GUEST_RULES, RULES, Offers
 from slurm_gpushare.helper.snapshot import LeftToSlurm, PendingJob, Plan, Snapshot
 from slurm_gpushare.knowledge.rates import Bools, Knowledge, KnowledgeByModel
@@ -71,13 +71,14 @@ def _explained(
 ) -> dict[str, Reason]:
     """The reasons of jobs of one width, by key; of several GPU models on the first that has anybody to join."""
     width = asked[0][1].workload.width
-    wanted = first_wanting(view.sites, enumerate(view.snapshot.pending), width)
+    queue = list(enumerate(view.snapshot.pending))
+    wanted, next_owner = first_wanting(view.sites, queue, width), owners_of_next(view, queue, {})
     found: dict[str, Reason] = {}
     for lanes in by_rates(view.snapshot, open_lanes(view.snapshot.gpus, width)):
         model = view.snapshot.gpus[lanes[0].gpu].model
         here = [(rank, on) for rank, job in asked if job.key not in found and (on := job.on(model)) is not None]
         if here:
-            halves = SiteHalves(view, Asked(width, here, lanes, wanted, waits_s))
+            halves = SiteHalves(view, Asked(width, here, lanes, wanted, next_owner, waits_s))
             rows, columns = halves.open()
             offers = Offers(scene := halves.scene(rows, columns), rows, columns, scene.waits_s(rows))
             free = np.array([lane.resident.key not in taken for lane in lanes], bool)

@@ -205,18 +205,19 @@ class Slurm:
         """Let a suspended job go on, with the CPUs that it had, whoever has them now."""
         self._change(["scontrol", "resume", key])
 
-    def signal(self, key: str, name: str) -> None:
-        """Send a signal (``STOP``, ``CONT``) to all processes of a running job."""
-        self._ask(["scancel", "--full", f"--signal={name}", key])
+    def signal(self, name: str, *keys: str) -> None:
+        """Send a signal to all processes of running jobs."""
+        self._ask(["scancel", "--full", f"--signal={name}", *keys])
 
-    def cancel(self, key: str) -> None:
-        """End a job."""
-        self._ask(["scancel", key])
-
-    def requeue(self, key: str) -> None:
-        """Put a running job back into the queue."""
+    def cancel(self, *keys: str) -> None:
+        """End jobs, in one call."""
         self.before_change()
-        self._ask(["scontrol", "requeue", key])
+        self._ask(["scancel", *keys])
+
+    def requeue(self, *keys: str) -> None:
+        """Put running jobs back into the queue, in one call; the others too where one of them has ended."""
+        self.before_change()
+        self._ask(["scontrol", "requeue", ",".join(keys)])
 
 
 def connect(backend: str = "", *, lasting: bool = False, patient: bool = False) -> Slurm:

@@ -187,12 +187,25 @@ def test_a_guest_is_gone_before_who_does_not_share_could_have_the_card() -> None
     """Limits are long; what counts for somebody of higher priority is when the resident is expected to end."""
     resident = occupant(limit_s=12_000, expected_s=2000)  # 1000 s are expected of it
     higher = pending("higher", token=None)
-    short, long = pending(expected_s=300), pending(expected_s=900, limit_s=2000)
+    short, long = pending(expected_s=300), pending(expected_s=1010, limit_s=2000)
     for guest in (short, long):
         assert places(decide([card(resident)], [guest])) == BESIDE_RESIDENT
         assert places(decide([card(resident)], [guest, higher])) == BESIDE_RESIDENT, "it comes first"
-    assert places(decide([card(resident)], [higher, short])) == BESIDE_RESIDENT
-    assert places(decide([card(resident)], [higher, long])) == NOWHERE
+    assert places(decide([card(resident)], [higher, short], knowledge=Flat(0.999))) == BESIDE_RESIDENT
+    assert places(decide([card(resident)], [higher, long], knowledge=Flat(0.999))) == NOWHERE
+
+
+def test_nobody_slows_who_has_the_card_that_one_who_does_not_share_gets_next() -> None:
+    """That job would start so much later. On the other cards, which are free later, guests are welcome."""
+    soon, later = (occupant(name, limit_s=12_000, expected_s=seconds) for name, seconds in (("r", 2000), ("s", 9000)))
+    higher, guest = pending("higher", token=None), pending(expected_s=300)
+    assert places(decide([card(soon)], [higher, guest])) == NOWHERE
+    assert places(decide([card(soon)], [guest, higher])) == BESIDE_RESIDENT, "it comes first"
+    both = [card(soon), *(card(later, index=index) for index in range(1, 5))]
+    assert places(decide(both[:2], [higher, guest]))["p"][1] == 1
+    two = replace(higher, gpus=2)
+    kept = [card(soon), card(later, index=1), card(replace(later, key="t"), index=2)]
+    assert places(decide(kept[:2], [two, guest])) == NOWHERE
 
 
 def test_the_card_that_is_free_first_is_kept_for_the_head_of_the_queue() -> None:
