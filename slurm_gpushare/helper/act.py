@@ -153,7 +153,9 @@ class Comments:
         self._asked_s = view.now_s
         comments = await Work(self._slurm.comments)
         found = list(self._changer.not_refused(withdrawals(measured, comments), _OUT))
-        if await self._let_go(found, view, outcomes) < len(found):  # an array's owner can ask for thousands at once
+        if await self._carry_out(found, _OUT, view, outcomes) < len(
+            found
+        ):  # an array's owner can ask for thousands at once
             self._asked_s -= EVERY_S  # the rest at the next look
         await self._adopt(missed, comments, view, config, outcomes)
 
@@ -166,14 +168,12 @@ class Comments:
         known = [job for job in waiting if job.tag and cluster_of(job.tag.token, job.uid) is not None]
         known = sorted(known, key=lambda job: (-job.priority, job.raw_id, job.task_id or 0))[:MANY]
         comments = await Work(self._slurm.comments, [job.key for job in known]) if known else {}
-        async for job, change in self._changer.in_time(conversions(known, comments, cluster_of), "convert"):
-            if await self._done(job, change, "convert", outcomes):
-                self._decisions.append(explain.noted(job, "converted", view.now_s))
+        await self._carry_out(conversions(known, comments, cluster_of), "convert", view, outcomes, "converted")
 
     async def let_go(self, view: View, outcomes: Counter[str]) -> None:
         """Take off what is left of ours in jobs whose owners opted out."""
         left = ((job, leave(job, view.now_s)) for job in view.jobs.values() if job.opted_out)
-        await self._let_go(((job, change) for job, change in left if change is not None), view, outcomes)
+        await self._carry_out(((job, change) for job, change in left if change is not None), _OUT, view, outcomes)
 
     async def restore_tags(self, view: View, known: Mapping[str, StoredJob], outcomes: Counter[str]) -> None:
         """Write tags again that somebody else's AdminComment has replaced: without them nobody could undo us."""
@@ -182,18 +182,22 @@ class Comments:
             for job in (view.jobs[key] for key in known if key in view.jobs)
             if job.tag is None and (tag := parse_tag(known[job.key].tag)) is not None
         )
-        async for job, change in self._changer.in_time(lost, "restore-tag"):
-            if await self._done(job, change, "restore-tag", outcomes):
-                self._decisions.append(explain.noted(job, "tagged", view.now_s))
+        await self._carry_out(lost, "restore-tag", view, outcomes)
 
-    async def _let_go(self, found: Iterable[tuple[Job, Change]], view: View, outcomes: Counter[str]) -> int:
-        """Take tags off, as many as there is time for; how many were tried."""
+    async def _carry_out(
+        self, found: Iterable[tuple[Job, Change]], event: str, view: View, outcomes: Counter[str], kind: str = "tagged"
+    ) -> int:
+        """Make as many changes as there is time for, each noted as a decision; how many were tried."""
         tried = 0
-        async for job, change in self._changer.in_time(found, _OUT):
+        async for job, change in self._changer.in_time(found, event):
             tried += 1
-            if await self._done(job, change, _OUT, outcomes):
+            if (await self._changer.apply(job, change, event, outcomes)).outcome is not Outcome.DONE:
+                continue
+            if event == _OUT:
                 await Work(self._store.jobs.take_off, [job.key])
                 self._decisions.append(explain.opted_out(job, view.now_s))
+            else:
+                self._decisions.append(explain.noted(job, kind, view.now_s))
         return tried
 
     async def _adopt(
@@ -205,9 +209,7 @@ class Comments:
         found = adoptions(missed, comments, cluster_of)
         # The hook leaves srun and salloc alone, and says so.
         batch = await Work(self._slurm.batch_jobs, [job.key for job, _ in found]) if found else frozenset()
-        for job, change in found:
-            if job.key in batch and await self._done(job, change, "tag", outcomes):
-                self._decisions.append(explain.noted(job, "tagged", view.now_s))
+        await self._carry_out(((job, change) for job, change in found if job.key in batch), "tag", view, outcomes)
 
     def _clusters(self, tokens: Collection[str | None], config: Config) -> Callable[[str | None, int], int | None]:
         """Tells the cluster of a token of a user's that was measured on all of the site's models."""
@@ -220,6 +222,3 @@ class Comments:
             return first.cluster if all(known) and first is not None and first.owner_uid == uid else None
 
         return cluster_of
-
-    async def _done(self, job: Job, change: Change, event: str, outcomes: Counter[str]) -> bool:
-        return (await self._changer.apply(job, change, event, outcomes)).outcome is Outcome.DONE

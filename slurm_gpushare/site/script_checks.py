@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -192,6 +193,15 @@ _KEYS = (
 )
 
 
+def _unfit(key: str, named: Iterable[Path], ours: Iterable[Path], loss: str) -> Finding | None:
+    """The first of the scripts that a key names which is not there, or of ours which nobody may run."""
+    for path in named:
+        if not is_there(path):
+            return failed(f"{key}={path} is missing: {loss}", WRITE)
+    inert = next((path for path in ours if not is_executable(path)), None)
+    return failed(f"{key}={inert} is not executable: {loss}", f"Run 'chmod 755 {inert}'.") if inert else None
+
+
 @check("prolog")
 def prologs(facts: SiteSetup, _: Config) -> Iterator[Finding]:
     """Prolog, epilog and task prolog call us, and what they run is there; the prolog runs when the job starts."""
@@ -199,10 +209,8 @@ def prologs(facts: SiteSetup, _: Config) -> Iterator[Finding]:
         ours = our_scripts(facts, key)
         absent = [called for path in ours for called in called_scripts(path) if not is_there(called)]
         named = [Path(word) for word in facts.scripts(key) if "gpushare" in word and "*" not in word]
-        if gone := [path for path in named if not is_there(path)]:
-            yield failed(f"{key}={gone[0]} is missing: {without}", WRITE, name)
-        elif inert := [path for path in ours if not is_executable(path)]:
-            yield failed(f"{inert[0]} is not executable: {without}", f"Run 'chmod 755 {inert[0]}'.", name)
+        if unfit := _unfit(key, named, ours, without):
+            yield replace(unfit, check=name)
         elif not ours:
             where = _in_a_comment(facts, key)
             yield failed(f"{key} does not call us{where}: {loss}", LINE, name)
@@ -289,17 +297,11 @@ def hold_setup(facts: SiteSetup, config: Config) -> Iterator[Finding]:
     """What Slurm's configuration and gpushare.conf say about keeping a card that has just become empty."""
     scripts = [Path(script) for script in facts.scripts("EpilogSlurmctld")]
     ours = [path for path in scripts if "gpushare" in path.name] if facts.is_controller else []
-    if absent := [path for path in ours if not is_there(path)]:
-        yield failed(f"EpilogSlurmctld={absent[0]} is missing: slurmctld may not start again without it", WRITE)
-        return
-    if inert := [path for path in ours if not is_executable(path)]:
-        found = f"EpilogSlurmctld={inert[0]} is not executable: slurmctld may not start again"
-        yield failed(found, f"Run 'chmod 755 {inert[0]}'.")
-        return
-    if config.epilog_hold_s == 0:
+    if unfit := _unfit("EpilogSlurmctld", ours, ours, "slurmctld may not start again"):
+        yield unfit
+    elif config.epilog_hold_s == 0:
         yield passed("EpilogHold=0: Slurm may start the next job on a whole card before the helper has looked")
-        return
-    if completing_stops_everybody(facts.config):
+    elif completing_stops_everybody(facts.config):
         yield warned(
             "CompleteWait is set: a job in its epilog keeps all others waiting, so no card is held",
             "Add reduce_completing_frag to SchedulerParameters, or remove CompleteWait.",
