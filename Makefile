@@ -9,7 +9,9 @@ SUITES ?= bookworm trixie forky
 DATA := $(abspath $(or $(GPUSHARE_DATA),../shared/data))
 PAPER_DATA := $(if $(wildcard $(DATA)/rtx3090_pairs.csv),--pairs $(DATA)/rtx3090_pairs.csv --profiles $(DATA)/rtx3090_profiles.csv)
 
-.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix vendor-tests dist test-packages afternoon reference docs pypi setup clean
+ANSIBLE := build/ansible-env
+
+.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix vendor-tests dist test-packages afternoon reference docs ansible pypi setup clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -70,7 +72,7 @@ test-packages: setup ## the packages of dist/ in clean Debians 12 and 13: instal
 	for suite in bookworm trixie; do packaging/try_packages.sh $$suite dist || exit 1; done
 	packaging/try_rpms.sh dist
 
-afternoon: setup ## an administrator's afternoon on a throw-away Slurm: install, roll out, share, upgrade, roll back
+afternoon: setup $(ANSIBLE)/.installed ## an administrator's afternoon on a throw-away Slurm: install, roll out, share, upgrade, roll back; then by Ansible
 	[ -e dist/slurm-gpushare_*.deb ] || $(PY) packaging/build.py deb
 	$(READABLE) $(PY) scripts/afternoon.py dist
 
@@ -82,6 +84,14 @@ $(DOCS)/.installed: requirements/docs.txt | setup
 	/usr/bin/python3 -m venv $(DOCS)
 	$(DOCS)/bin/pip install -qq --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
+
+$(ANSIBLE)/.installed: requirements/ansible.txt | setup
+	/usr/bin/python3 -m venv $(ANSIBLE)
+	$(ANSIBLE)/bin/pip install -qq --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+ansible: $(ANSIBLE)/.installed ## ansible-lint on the role of packaging/ansible
+	cd packaging/ansible && ../../$(ANSIBLE)/bin/ansible-lint --offline -q
 
 # Material says at each build that it has a successor.
 docs: export NO_MKDOCS_2_WARNING = 1

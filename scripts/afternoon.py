@@ -2,18 +2,22 @@
 
 ``afternoon.py DIST [SUITE [EARLIER]]``: DIST holds the Debian packages (make dist), EARLIER those of a release that is
 upgraded from and gone back to while jobs wait and share. All of it happens on a throw-away Slurm, in a copy of that
-Debian; needs root. Exit code 1 at the first step that does not do what docs/admin-guide.md says.
+Debian; needs root. Without EARLIER the same is done once more by Ansible, where build/ansible-env has it. Exit code 1
+at the first step that does not do what docs/admin-guide.md says.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -30,11 +34,13 @@ from gpushare_lab.testbed.scripts import script_with_environment, write_executab
 from gpushare_lab.testbed.testbed import Testbed
 
 GPUSHARE = "/usr/bin/gpushare"
-PYTHON = "/usr/lib/slurm-gpushare/bin/python"
 USER = "games"
+WORKLOAD = f"{shlex.quote(sys.executable)} -m gpushare_lab.job.workload"
 # After one run of each, the long one must have room in its promise for the short one at its longest.
 LONG_S, SHORT_S = 100, 10
 LIMIT = "gres/gpu=1"
+HERE = Path(__file__).resolve().parents[1]
+PLAYBOOKS, ANSIBLE = HERE / "packaging/ansible", HERE / "build/ansible-env/bin/ansible-playbook"
 BEGUN = time.monotonic()
 
 
@@ -99,7 +105,12 @@ class Afternoon:
 
     def site_paths(self) -> None:
         """What a site with directories of its own writes into gpushare.conf before anything else."""
-        paths = {
+        text = "".join(f"{key}={value}\n" for key, value in self.settings().items())
+        self.bed.layout.gpushare_conf.write_text(text)
+
+    def settings(self) -> dict[str, str]:
+        """Keys of gpushare.conf that are not as usual here."""
+        return {
             "StoreUrl": f"sqlite:///{self.ours}/store.sqlite",
             "HookFile": f"{self.ours}/hook.sqlite",
             "SpoolDir": f"{self.ours}/spool",
@@ -109,13 +120,13 @@ class Afternoon:
             "TickSeconds": "1",
             "SampleSeconds": "0.2",
         }
-        self.bed.layout.gpushare_conf.write_text("".join(f"{key}={value}\n" for key, value in paths.items()))
 
     def own_prologs(self) -> None:
         """Emulated cards need an environment: a site with prologs of its own, which call ours as configure says."""
         for name in ("prolog", "epilog"):
             dropped_in = self.etc / f"{name}.d/50-gpushare"
-            text = script_with_environment(daemon_env(self.bed.layout), dropped_in)
+            until_then = f"[ -e {dropped_in} ] || exit 0\n"
+            text = script_with_environment(daemon_env(self.bed.layout), dropped_in, until_then)
             write_executable(self.bed.layout.bin / f"site_{name}", text)
 
     def limit(self) -> str:
@@ -163,7 +174,7 @@ class Afternoon:
         """A user's job with a token. Its limit is not far above what it takes: beside a single run a limit counts."""
         script = (
             "#!/bin/sh\nexport GPUSHARE_EMU_NODE=$SLURMD_NODENAME\n"
-            f"exec {PYTHON} -m gpushare_lab.job.workload --work-s {seconds} --gpu-util 30 --mem-access 10\n"
+            f"exec {WORKLOAD} --work-s {seconds} --gpu-util 30 --mem-access 10\n"
         )
         limit = f"--time={1 + seconds // 30}"
         options = ["--gres=gpu:v100:1", f"--comment=gpushare:{name}", "--output=/dev/null", "--mem=100", limit]
@@ -228,13 +239,112 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path, later:
     site.gpushare("configure", "--undo", str(site.etc))
     chroot(root, "dpkg", "-P", "slurm-gpushare-controller", "slurm-gpushare")
     bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "GrpTRES=gres/shard=-1"])
+    bed.layout.gpushare_conf.unlink()  # the site's own, from before configure
+    compare(before, site)
+
+
+class Playbooks:
+    """ansible-playbook on the machine, its tasks inside the throw-away Slurm, whose daemons are restarted from here."""
+
+    def __init__(self, root: Path, site: Afternoon, work: Path) -> None:
+        self.site, self.work, self.bed = site, work, site.bed
+        self.ask, self.answer = (site.bed.layout.run / f"restart.{name}" for name in ("ask", "answer"))
+        restart = site.bed.layout.bin / "restart"
+        write_executable(restart, f'#!/bin/sh\necho "$*" >{self.ask}; read -r said <{self.answer}; [ "$said" = ok ]\n')
+        write_executable(work / "inside", f'#!/bin/sh\nexec {site.bed.layout.bin}/enter /bin/sh "$@"\n')
+        write_executable(work / "chroot", f'#!/bin/sh\nexec chroot {root} /bin/sh "$@"\n')
+        prologs = {key: f"{site.bed.layout.bin}/site_{key.lower()}" for key in ("Prolog", "Epilog")}
+        host = {
+            "ansible_connection": "local",
+            "ansible_become": False,
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "gpushare_etc": str(site.etc),
+            "gpushare_settings": site.settings(),
+            "gpushare_slurm_conf": prologs,
+            "gpushare_state_dir": str(site.ours / "state"),
+            "gpushare_spool_dir": str(site.ours / "spool"),
+            "gpushare_user": site.bed.slurm_user,
+            "gpushare_systemd": False,
+            "gpushare_restart_slurmctld": f"{restart} slurmctld",
+            "gpushare_restart_slurmd": f"{restart} {' '.join(f'slurmd-{name}' for name in site.bed.shape.node_names)}",
+        }
+        groups = ("slurm_controllers", "slurm_nodes", "slurm_logins")
+        inventory = {name: {"hosts": {"here": host}} for name in groups}
+        (work / "inventory.json").write_text(json.dumps(inventory))
+
+    def serve(self) -> None:
+        """Restart what is asked for, until the fifo is gone."""
+        while names := self.ask.read_text().split():
+            for name in names:
+                self.bed.restart(name)
+            self.answer.write_text("ok\n")
+
+    def run(self, playbook: str, *options: str, shell: str = "inside") -> int:
+        """How many tasks changed something; exits where one failed."""
+        env = self.bed.env | {
+            "ANSIBLE_EXECUTABLE": str(self.work / shell),
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "HOME": str(self.work),
+        }
+        argv = [ANSIBLE, "-i", self.work / "inventory.json", PLAYBOOKS / playbook, *options]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        recap = re.search(r"(?m)^here .* changed=(\d+)", done.stdout)
+        if done.returncode or recap is None:
+            sys.exit(f"afternoon: error: {playbook}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}")
+        return int(recap[1])
+
+
+def with_ansible(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> None:
+    """The same once more by packaging/ansible: installed, run twice, and removed."""
+    site = Afternoon(bed)
+    site.own_prologs()
+    prologs = {key: f"{bed.layout.bin}/site_{key.lower()}" for key in ("Prolog", "Epilog")}
+    bed.layout.slurm_conf.write_text(with_keys(bed.layout.slurm_conf.read_text(), prologs))
+    site.restart()
+    before = contents(site.etc)
+    books = Playbooks(root, site, work)
+    os.mkfifo(books.ask)
+    os.mkfifo(books.answer)
+    restarts = threading.Thread(target=books.serve, daemon=True)
+    restarts.start()
+
+    say("Ansible: install the packages")
+    (root / "packages").mkdir()
+    for deb in debs:
+        shutil.copy(deb, root / "packages")
+    names = json.dumps({"gpushare_packages": [f"/packages/{deb.name}" for deb in debs]})
+    changed = [books.run("site.yml", "--tags", "install", "-e", names, shell="chroot") for _ in range(2)]
+    shutil.rmtree(root / "packages")
+    print(f"        tasks that changed something: {changed[0]}, the second time {changed[1]}")
+
+    say("Ansible: site.yml")
+    changed += [books.run("site.yml", "--skip-tags", "install") for _ in range(2)]
+    print(f"        tasks that changed something: {changed[2]}, the second time {changed[3]}")
+    if changed[1] or changed[3] or site.limit() != f"{LIMIT},gres/shard=2":
+        sys.exit(f"afternoon: error: a second run changes something, or limits are wrong: {changed}, {site.limit()}")
+    helper = site.helper()
+    helper.terminate()
+    helper.wait(60)
+    print("        doctor: nothing fails")
+
+    say("Ansible: remove.yml")
+    books.run("remove.yml")
+    books.ask.write_text("")
+    restarts.join(10)
+    chroot(root, "dpkg", "-P", "slurm-gpushare-controller", "slurm-gpushare")
+    compare(before, site)
+
+
+def compare(before: dict[str, bytes], site: Afternoon) -> None:
     if site.limit() != LIMIT:
         sys.exit(f"afternoon: error: the limit is {site.limit()}, and was {LIMIT}")
-    bed.layout.gpushare_conf.unlink()  # the site's own, from before configure
     after = contents(site.etc)
     if before != after:
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         sys.exit(f"afternoon: error: not as before: {', '.join(changed)}")
+    bed = site.bed
     plain = submit(bed, "true", "--gres=gpu:v100:1", "--output=/dev/null", user=USER, cwd=bed.layout.home / USER)
     wait_for(bed, plain, ["COMPLETED"])
     say(f"{len(after)} files of the configuration are as before, byte for byte")
@@ -326,6 +436,8 @@ def main(dist: Path, suite: str, earlier: Path | None) -> None:
         try:
             first = packages(earlier) if earlier else debs
             afternoon(Path(top, suite), bed, first, Path(top), debs if earlier else None)
+            if not earlier and ANSIBLE.exists():
+                with_ansible(Path(top, suite), bed, debs, Path(top))
         finally:
             bed.down(purge=True)
 

@@ -19,6 +19,7 @@ LAB = ["matplotlib>=3.7"]  # what lab/setup.cfg asks for beside the product
 
 WANTED = {
     "test": ("scripts/setup.sh", ["setuptools", "wheel", f"{ROOT}[{EXTRAS}]", *LAB]),
+    "ansible": ("make ansible", ["ansible-core>=2.19,<2.20", "ansible-lint>=26"]),
     "docs": ("make docs", ["mkdocs-material>=9.5", "twine>=5"]),
 }
 HEAD = """\
