@@ -257,6 +257,7 @@ class Playbooks:
         host = {
             "ansible_connection": "local",
             "ansible_become": False,
+            "ansible_shell_executable": "/bin/sh",
             "ansible_python_interpreter": "/usr/bin/python3",
             "gpushare_etc": str(site.etc),
             "gpushare_settings": site.settings(),
