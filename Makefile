@@ -96,7 +96,7 @@ ansible: $(ANSIBLE)/.installed ## ansible-lint on the role of packaging/ansible
 # Material says at each build that it has a successor.
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)/.installed ## docs/ as a searchable site in build/site, strict about links and anchors
-	$(DOCS)/bin/mkdocs build --quiet --strict
+	$(DOCS)/bin/mkdocs build --strict >/dev/null 2>build/docs.log || { cat build/docs.log; exit 1; } # --quiet would not count warnings
 	@echo "docs: open build/site/index.html"
 
 pypi: $(DOCS)/.installed ## both distributions as sdist and wheel in dist/pypi, with PyPI's own check of what it will show

@@ -10,7 +10,7 @@ packages=(
   mariadb-server debootstrap
   lua5.1 lua5.3 lua5.4 lua-sql-sqlite3 sqlite3 binutils
   chromium fonts-dejavu-core
-  rpm zstd systemd
+  rpm zstd systemd bubblewrap
 )
 
 missing=()
