@@ -277,7 +277,13 @@ class Playbooks:
         """Restart what is asked for, until the fifo is gone."""
         while names := self.ask.read_text().split():
             for name in names:
-                self.bed.restart(name)
+                if name == "slurmctld":
+                    self.bed.restart(name)
+                    continue
+                self.bed.stop(name)  # a drained node is ready too
+                self.bed.daemons()[name].start()
+                node = name.removeprefix("slurmd-")
+                wait_until(lambda node=node: not show_node(self.bed, node) & NOT_THERE, 180)
             self.answer.write_text("ok\n")
 
     def run(self, playbook: str, *options: str, shell: str = "inside") -> int:
@@ -295,6 +301,15 @@ class Playbooks:
         if done.returncode or recap is None:
             sys.exit(f"afternoon: error: {playbook}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}")
         return int(recap[1])
+
+
+NOT_THERE = {"NOT_RESPONDING", "DOWN", "UNKNOWN"}
+
+
+def show_node(bed: Testbed, node: str) -> set[str]:
+    """A node's state, as its words."""
+    found = re.search(r"State=(\S+)", bed.run(["scontrol", "show", "node", node]).stdout)
+    return set(found[1].split("+")) if found else NOT_THERE
 
 
 def with_ansible(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> None:
