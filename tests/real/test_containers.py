@@ -1,4 +1,4 @@
-"""A job inside a container is measured like any other. bubblewrap stands in for Apptainer, which Debian does not have."""
+"""A job in a container is measured like any other. bubblewrap stands in for Apptainer, which Debian does not have."""
 
 from __future__ import annotations
 
