@@ -22,7 +22,7 @@ def test_a_job_in_a_container_is_measured_and_tells_of_its_epoch_where_the_file_
     epoch = '--bind "$GPUSHARE_EPOCH_FILE" "$GPUSHARE_EPOCH_FILE"'
     script = (
         f'{container} touch "$GPUSHARE_EPOCH_FILE" || echo refused\n'
-        f'{container} {epoch} sh -c \': >"$GPUSHARE_EPOCH_FILE"\' || echo no device\n'
+        f"{container} {epoch} sh -c ': >\"$GPUSHARE_EPOCH_FILE\"' || echo no device\n"
         f"{container} {epoch} {workload(40, 10, 1024, work_s=8, epochs=2)}\n"
     )
     job = start_measured(testbed, script, "--comment=gpushare:gs-epochsepochsepochs22")
