@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from slurm_gpushare.node.host import JobCounters, NodeCounters
-from slurm_gpushare.node.nvml import Cards, CardSample, ProcessLoad
-from slurm_gpushare.node.processes import Members, is_outsider, stands_still
+from slurm_gpushare.node.nvml import Cards, CardSample
+from slurm_gpushare.node.processes import Members, has_left
+from slurm_gpushare.node.shares import Neighbours, Share, activity, is_at_rest, joined
 from slurm_gpushare.node.stats import Summaries
 from slurm_gpushare.protocol.record import (
     ENOUGH,
@@ -40,8 +42,6 @@ AT_WORK_PCT = 5.0
 _SETTLE_S = 1.0
 _COMES_AND_GOES_S = 5.0
 """A neighbour that comes and goes for so long, so that no reading is of one kind, is there."""
-LEAST_OUTSIDE_PCT = 2.0
-"""What processes of no job use below this changes nothing."""
 LEAST_UNSEEN_PCT = 20.0
 """Who uses so much of a card and is not seen there, hides: bursts and the card's own averages explain less."""
 _UNSEEN_OVER_S = 30.0
@@ -51,10 +51,6 @@ _SELDOM = 100.0
 _GROWTH_PART = 0.02
 _TRIAL_S = 120.0
 """A new neighbour that has not come onto the card by then is waited for at the usual pace."""
-
-
-Neighbours = Mapping[int, int | None]
-"""The other jobs on a card, with their owners' uids; None where that is not known, and nobody is told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,98 +68,6 @@ class Identity:
     @property
     def gpus(self) -> tuple[int, ...]:
         return self.gpu_index, *self.others
-
-
-class Share:
-    """How one reading of a card divides: ours, our neighbours', those of no job, and what cannot be told."""
-
-    def __init__(self, sample: CardSample, owns: Callable[[int], bool | None], neighbours: Neighbours | None) -> None:
-        processes = sample.processes
-        self.undecided = False
-        self.outside_pct = 0.0
-        """What processes of no job used: who it was that lost it to them is told by nobody's fault."""
-        self.untold = False
-        """Whether there are some, and the card does not say what they used."""
-        self.unseen_pct: float | None = None
-        """How much busier the card was than all processes on it; None where the card does not say."""
-        self.own: dict[int, ProcessLoad] = {}
-        self.others: dict[int, ProcessLoad] = {}
-        """Our neighbours' processes, as far as is known."""
-        if processes is None:  # the card does not say who is on it: go by who was given it
-            self.present, self.shared = True, bool(neighbours)
-            return
-        verdicts = {pid: owns(pid) for pid in processes}
-        self.own = {pid: processes[pid] for pid, ours in verdicts.items() if ours}
-        self.present = bool(self.own)
-        outside = {pid for pid, ours in verdicts.items() if ours is False and is_outsider(pid, neighbours)}
-        self.others = {pid: load for pid, load in processes.items() if pid not in outside and pid not in self.own}
-        self.shared = any(verdicts[pid] is False for pid in self.others)
-        self.undecided = not self.shared and None in verdicts.values()
-        used = [processes[pid].sm_pct for pid in outside]
-        self.untold = None in used
-        used_pct = sum(part or 0.0 for part in used)
-        self.outside_pct = used_pct if used_pct >= LEAST_OUTSIDE_PCT else 0.0
-        known_pct = _total([load.sm_pct for load in processes.values()])
-        if known_pct is not None and sample.util_pct is not None:
-            self.unseen_pct = sample.util_pct - known_pct
-
-    @property
-    def own_mem_mib(self) -> float | None:
-        return _total([load.mem_mib for load in self.own.values()])
-
-
-def activity(sample: CardSample, share: Share, *, settled: bool) -> dict[str, float]:
-    """The activity attributes of one reading; what is not known is left out.
-
-    What processes of no job used counts as ours: so what we lost to them is nobody's, and what remains is judged.
-    """
-    alone = settled and not share.shared
-    total = sample.mem_total_mib
-    own_sm = _total([load.sm_pct for load in share.own.values()])
-    own_sm = None if own_sm is None else own_sm + share.outside_pct
-    own_access = _total([load.mem_access_pct for load in share.own.values()])
-    own_mem = share.own_mem_mib
-    if own_mem is None and alone:
-        own_mem = sample.mem_used_mib  # some drivers do not give memory by process
-    values = {
-        "gpu_util_pct": sample.util_pct if alone else own_sm,
-        "mem_access_pct": sample.mem_access_pct if alone else own_access,
-        "gpu_mem_mib": own_mem,
-        "gpu_mem_pct": 100 * own_mem / total if own_mem is not None and total else None,
-        "proc_sm_pct": own_sm,
-        "proc_mem_access_pct": own_access,
-        "card_util_pct": sample.util_pct,
-        "card_mem_access_pct": sample.mem_access_pct,
-        "card_mem_pct": 100 * sample.mem_used_mib / total if sample.mem_used_mib is not None and total else None,
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def is_at_rest(shares: Sequence[Share]) -> bool:
-    """Whether we or our neighbours neither run nor have run since the last look.
-
-    A job that stands still when it is looked at, which anybody can arrange, counts with what it used in between.
-    """
-    sides = ([item for it in shares for item in it.own.items()], [item for it in shares for item in it.others.items()])
-    return any(side and all(not load.sm_pct and stands_still(pid) for pid, load in side) for side in sides)
-
-
-_HIGHEST = frozenset({"gpu_mem_mib", "gpu_mem_pct", "card_mem_pct"})
-"""Of a gang the fullest card counts: a neighbour must fit on each of them. Of all else the mean."""
-
-
-def joined(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Readings of a gang's cards at one instant as one; what a card does not tell is left out."""
-    if len(readings) == 1:
-        return dict(readings[0])
-    names = [name for name in readings[0] if all(name in reading for reading in readings)]
-    values = {name: [reading[name] for reading in readings] for name in names}
-    return {name: max(some) if name in _HIGHEST else sum(some) / len(some) for name, some in values.items()}
-
-
-def _total(parts: list[float | None]) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if parts and len(known) == len(parts) else None
 
 
 class RunSoFar:
@@ -190,6 +94,8 @@ class RunSoFar:
         self._unsettled_s = 0.0
         self.own_sm_pct = 0.0
         """What its busiest process used of a card at the last reading."""
+        self.own_pids: set[int] = set()
+        """Its processes on the card at the last reading."""
         self.beside: set[int] = set()
         self._beside_samples, self._beside_s = 0, 0.0
         self._told_samples = 0
@@ -236,6 +142,7 @@ class RunSoFar:
         self._beside_s += elapsed_s
         others = neighbours if self.identity.scope is Scope.JOB else None  # a user cannot see who was given the card
         shares = [Share(sample, owns, others) for sample in samples]
+        self.own_pids = {pid for share in shares for pid in share.own}
         self.own_sm_pct = max((load.sm_pct or 0.0 for share in shares for load in share.own.values()), default=0.0)
         totals = [sample.mem_total_mib for sample in samples if sample.mem_total_mib]
         self._mem_total_mib = min(totals, default=self._mem_total_mib)
@@ -261,7 +168,7 @@ class RunSoFar:
         self._peak([values.get("gpu_mem_mib")])
         if settled:
             (self._shared if is_shared else self._alone).add(values, elapsed_s)
-            self._beside_samples += is_shared
+            self._beside_samples += is_shared and "proc_sm_pct" in values  # a card tells that more seldom than we look
         if self.closed is Closed.OPEN:
             self._profile.add(values, elapsed_s)
             self._profile.add(joined([sample.other for sample in samples]))
@@ -371,12 +278,15 @@ class Measurement:
         neighbours: Callable[[int], Neighbours] = lambda _: {},
         log: Callable[[str], None],
         start_s: float | None = None,
+        owner_uid: int | None = None,
     ) -> None:
+        """`owner_uid`: whose processes on the card are the job's, also those that have left it; None: only its own."""
         start_s = time.time() if start_s is None else start_s
         self.runs = {identity.gpu_index: RunSoFar(identity, start_s) for identity in identities}
         self.members = members
         self._limit_s = limit_s
         self._neighbours = neighbours
+        self._owner_uid = owner_uid
         self._cards = Cards(tuple(gpu for identity in identities for gpu in identity.gpus), log)
         self._node = NodeCounters()
         self._job = JobCounters()
@@ -402,6 +312,18 @@ class Measurement:
     def has_news(self) -> bool:
         """Whether a record should be written now: a job's memory has grown, or a pair can be judged."""
         return any(run.memory_grew or run.has_news for run in self.runs.values())
+
+    @property
+    def pids(self) -> set[int]:
+        """The job's processes on its cards at the last reading."""
+        return {pid for run in self.runs.values() for pid in run.own_pids}
+
+    def _owns(self, pid: int, neighbours: Neighbours) -> bool | None:
+        """Who leaves the job (`setsid -f`) and works on its card is of it, unless its owner has another one there."""
+        owner_uid, ours = self._owner_uid, self.members.owns(pid)
+        if ours is False and owner_uid and owner_uid not in neighbours.values():
+            return has_left(pid, owner_uid)
+        return ours
 
     @property
     def worked(self) -> bool:
@@ -433,7 +355,8 @@ class Measurement:
             run.mps, run.blind = cards[0].mps, any(card.blind for card in cards)
             neighbours = {job: uid for gpu in gpus for job, uid in self._neighbours(gpu).items()}
             at_rest = not {run.identity.job_id, *neighbours}.isdisjoint(stopped)
-            run.add_cards(readings, self.members.owns, neighbours, elapsed, stopped=at_rest)
+            owns = partial(self._owns, neighbours=neighbours)
+            run.add_cards(readings, owns, neighbours, elapsed, stopped=at_rest)
             if run.profile_s >= self._limit_s:
                 run.close_profile(Closed.LIMIT)
         if slow and self.profiling and self.members.processes:

@@ -59,6 +59,15 @@ def is_outsider(pid: int, neighbours: Mapping[int, int | None] | None) -> bool:
         return False  # it is gone already
 
 
+def has_left(pid: int, owner_uid: int) -> bool:
+    """Whether a process that Slurm does not list is the owner's all the same, and in no job's cgroup."""
+    try:
+        in_a_job = _JOB_OF_CGROUP.search(Path(f"/proc/{pid}/cgroup").read_text())
+        return not in_a_job and psutil.Process(pid).uids().real == owner_uid
+    except (OSError, psutil.Error):
+        return False
+
+
 def scontrol_lister(job_id: int, node: str) -> Lister:
     """Asks slurmd on this node; the name matters where several slurmd run on one machine."""
 

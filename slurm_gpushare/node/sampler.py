@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 
 from slurm_gpushare.node.delivery import OrderRelay, SpoolError, Undelivered, send_record
-from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement, Neighbours
+from slurm_gpushare.node.measure import AFTER_PROFILE, Identity, Measurement
 from slurm_gpushare.node.mps import MpsError, end_clients, in_fault
 from slurm_gpushare.node.nvml import Bounded, CardSearch, Stuck
 from slurm_gpushare.node.processes import JobStop, Members, cgroup_lister, scontrol_lister
+from slurm_gpushare.node.shares import Neighbours
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import make_open_dir
 from slurm_gpushare.protocol.record import Closed, Mps, Record, RecordKind
@@ -71,7 +72,7 @@ class Sampler:
             return (cgroup_lister(job_id) or scontrol_lister(job_id, node))()
 
         self._members = Members(lister)
-        self._stop = JobStop(lister)
+        self._stop = JobStop(lambda: lister() | self._measurement.pids)
         self._order = BelievedOrder()
         self._order_file = order_file(config.spool_dir, node)
         self._relay: OrderRelay | None = None
@@ -116,6 +117,7 @@ class Sampler:
             limit_s=self._config.probe_s,
             start_s=self._started_s,
             neighbours=lambda gpu: self._state.neighbours(self._job_id, gpu),
+            owner_uid=self._state.owner_uid(self._job_id, gpus[0]),
             log=self._log,
         )
 
@@ -366,6 +368,13 @@ class NodeState:
             except ValueError:
                 found[int(path.name)] = None
         return found
+
+    def owner_uid(self, job_id: int, gpu_index: int) -> int | None:
+        """Of a job that was given this GPU; None where the prolog did not say."""
+        try:
+            return int((self.root / "gpus" / str(gpu_index) / str(job_id)).read_text())
+        except (OSError, ValueError):
+            return None
 
     def register(self, job_id: int, gpus: Collection[int]) -> None:
         """Say that the job was given these GPUs: what the prolog does where it knows them."""

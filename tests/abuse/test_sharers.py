@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pwd
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from telemetry_bed import endless, until, workload
 
 from slurm_gpushare.helper.act import MANY
 from slurm_gpushare.helper.pair_speeds import ACTIVITY, ENOUGH
+from slurm_gpushare.node.processes import stands_still
 from slurm_gpushare.store.spool import Spool
 
 Verdict = Callable[[str, str, str], None]
@@ -135,6 +138,24 @@ def test_a_stopped_process_hides_nobody_from_the_sampler(testbed: Testbed, verdi
     verdict("a stopped process of one's own on the card, to be taken for paused and measured by nobody",
             "measured, and paused for the neighbour's promise",
             "measured, and paused for the neighbour's promise" if paused else "nothing was measured")  # fmt: skip
+
+
+def test_who_has_left_its_job_stands_still_with_it(testbed: Testbed, verdict: Verdict) -> None:
+    """Where Slurm tracks processes by their parents it does not list who was given away to init."""
+    site = hungry_site(testbed, GAMES)
+    pid = testbed.layout.home / USER / "left"
+    work = HUNGRY.partition("; ")[2]
+    leaves = f"setsid -f sh -c 'echo $$ >{pid}; exec {work}' </dev/null >/dev/null 2>&1; sleep 600"
+    daemon, resident, guest = share(site, Sharers(guest=leaves, guest_user=USER), **STRICT)
+    parted = after_ticks(site, daemon, lambda: "paused" in kinds(site, guest))
+    still = parted and after_ticks(site, daemon, lambda: stands_still(int(pid.read_text())))
+    testbed.run(["scancel", resident])
+    goes = after_ticks(site, daemon, lambda: not stands_still(int(pid.read_text())))
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    verdict("working on the card in a process that has left the job (setsid -f), which Slurm does not list",
+            "measured, stands still with the job, goes on with it", f"{'measured' if parted else 'not measured'}, "
+            f"{'stands still' if still else 'works on'} with the job, "
+            f"{'goes on' if goes else 'stays so'} with it")  # fmt: skip
 
 
 @pytest.mark.full

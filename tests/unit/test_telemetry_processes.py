@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_gpushare.node import processes
 from slurm_gpushare.node.host import JobCounters, NodeCounters
 from slurm_gpushare.node.nvml import Bounded, Stuck
-from slurm_gpushare.node.processes import Members, cgroup_lister, descendants_lister, parse_listpids
+from slurm_gpushare.node.processes import Members, cgroup_lister, descendants_lister, has_left, parse_listpids
 from slurm_gpushare.node.profile import gpu_indices
 from slurm_gpushare.node.sampler import NodeState
 
@@ -141,3 +143,14 @@ def test_neighbours_are_the_other_jobs_that_were_given_the_card(tmp_path: Path) 
 )
 def test_slurm_s_gpu_lists_are_read(text: str, indices: list[int]) -> None:
     assert gpu_indices(text) == indices
+
+
+def test_who_has_left_its_job_is_its_owners_if_no_other_job_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        uid = os.getuid()
+        assert has_left(child.pid, uid)
+        assert not has_left(child.pid, uid + 1)
+        monkeypatch.setattr(processes, "_JOB_OF_CGROUP", re.compile("(.)"))
+        assert not has_left(child.pid, uid), "it is in a job's cgroup"
+        child.kill()
+    assert not has_left(child.pid, uid)

@@ -16,7 +16,7 @@ OWNS = {OWN: True, OTHER: False, UNKNOWN: None, OUTSIDE: False}.get
 
 @pytest.fixture(autouse=True)
 def outsiders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_gpushare.node.measure.is_outsider", lambda pid, neighbours: pid == OUTSIDE)
+    monkeypatch.setattr("slurm_gpushare.node.shares.is_outsider", lambda pid, neighbours: pid == OUTSIDE)
 
 
 def card(util: float, access: float, **processes: tuple[float, float, float]) -> CardSample:
@@ -56,7 +56,7 @@ def test_shared_only_the_job_s_own_processes_count() -> None:
 
 
 def still(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
-    monkeypatch.setattr("slurm_gpushare.node.measure.stands_still", lambda pid: pid in pids)
+    monkeypatch.setattr("slurm_gpushare.node.shares.stands_still", lambda pid: pid in pids)
 
 
 @pytest.mark.parametrize("at_rest", [OWN, OTHER])
@@ -87,8 +87,10 @@ def test_what_the_helper_stopped_counts_nowhere() -> None:
 def test_a_new_neighbour_is_looked_at_often_until_there_is_enough_for_a_verdict() -> None:
     run = run_of(ALONE)
     assert not run.begins_to_share
+    silent = replace(SHARED, processes={OWN: ProcessLoad(4096), OTHER: ProcessLoad(8192)})
     for number in range(ENOUGH):
         run.add_cards([SHARED], OWNS, {7: None}, 1.0)
+        run.add_cards([silent], OWNS, {7: None}, 1.0)  # the driver has no new sample of a process yet
         assert (run.begins_to_share, run.has_news) == (True, False), number
     run.add_cards([SHARED], OWNS, {7: None}, 1.0)
     assert (run.begins_to_share, run.has_news) == (False, True), "a record is due"
