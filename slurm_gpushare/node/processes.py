@@ -26,7 +26,11 @@ _CGROUP_PLACES = (
     "freezer/slurm*/uid_*/job_{job}",
     "memory/slurm*/uid_*/job_{job}",
 )
-_JOB_OF_CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
+# From the root on: below a place of their own users can make a group of any name, also that of another's job.
+_JOB_OF_CGROUP = re.compile(
+    r"^\d+:[^:]*:(?:/system\.slice/[^/]*slurmstepd\.scope(?:/[^/]+)?|/slurm[^/]*/uid_\d+)/job_(\d+)(?:/|$)",
+    re.MULTILINE,
+)
 _REFRESH_S = 10.0
 _HASTE_S = 1.0
 

@@ -154,3 +154,20 @@ def test_who_has_left_its_job_is_its_owners_if_no_other_job_has_it(monkeypatch: 
         assert not has_left(child.pid, uid), "it is in a job's cgroup"
         child.kill()
     assert not has_left(child.pid, uid)
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0\n", 7),
+        ("0::/system.slice/n7_slurmstepd.scope/job_7\n", 7),
+        ("0::/system.slice/slurmstepd.scope/n7/job_7/step_0\n", 7),
+        ("1:name=systemd:/system.slice/slurmd.service\n9:freezer:/slurm_n7/uid_1000/job_7/step_0\n", 7),
+        ("0::/user.slice/user-1000.slice/user@1000.service/job_7\n", None),
+        ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_7\n", None),
+    ],
+)
+def test_a_group_of_a_users_own_making_is_no_jobs(text: str, job: int | None) -> None:
+    """With a session of their own users may make groups, and name one as that of somebody else's job."""
+    found = processes._JOB_OF_CGROUP.search(text)
+    assert (int(found[1]) if found else None) == job
