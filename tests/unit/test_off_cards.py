@@ -32,7 +32,7 @@ class TwoNodes:
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     config = parse_config(f"StoreUrl=sqlite:///{tmp_path}/store.sqlite\nPartitions=gpu\n")
     Store.create(config.store_url).close()
-    monkeypatch.setattr(off_module, "settings", lambda: config)
+    monkeypatch.setattr(off_module.console, "settings", lambda: config)
     monkeypatch.setattr(off_module, "connect", lambda: TwoNodes())
     return config
 
