@@ -198,7 +198,7 @@ def _figures(found: Report) -> str:
     if found.energy_kwh is not None:
         lines.append(("energy", f"{energy(found.energy_kwh)}, of the {found.measured_jobs} jobs measured"))
     if found.out_of_memory:
-        lines.append(("out of memory", f"{found.out_of_memory} of the jobs that shared"))
+        lines.append(("out of memory", f"{found.out_of_memory} of the jobs that shared, of their GPU's"))
     if found.blind:
         lines.append(("under MPS", f"{found.blind} jobs shared cards that hide single jobs: {NOT_MEASURABLE}"))
     if found.given_back_jobs or found.pauses:

@@ -30,6 +30,7 @@ from slurm_gpushare.protocol.settings import Config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.slurm.queue import Job
 from slurm_gpushare.store import Store
+from slurm_gpushare.store.hookfile import PART_OF_HEADROOM
 from slurm_gpushare.store.refine import Numbers, sd_name, tolerance_points
 from slurm_gpushare.store.sharing import Strike
 from slurm_gpushare.store.stored_jobs import StoredRun
@@ -72,6 +73,14 @@ def unlike_profile(record: Record | None, profile: Profile | None) -> bool:
     stats = [period.stats.get(ACTIVITY) for period in (record.alone, record.shared)]
     seen = next((stat for stat in stats if stat is not None and stat.n >= ENOUGH), None)
     return known is not None and seen is not None and seen.mean > known + UNLIKE_POINTS
+
+
+def spare_memory_pct(config: Config) -> float:
+    """What a job may take of a card beyond its profile's memory before it is measured anew.
+
+    A client of MPS fails at its limit: one that comes near it is measured anew, without a limit.
+    """
+    return config.memory_headroom_pct * (1.0 if config.mps == "off" else 0.8 * PART_OF_HEADROOM)
 
 
 def memory_excess(record: Record, profile: Profile, headroom_pct: float) -> Excess | None:

@@ -28,6 +28,7 @@ from slurm_gpushare.helper.occupancy import GpuAddress, parse_card
 from slurm_gpushare.helper.pairs import PairChanges, follow, pairs_now, past_spans
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.preemption import Eviction, PreemptionRules
+from slurm_gpushare.helper.profile_check import spare_memory_pct
 from slurm_gpushare.helper.promises import dying, let_go_in_slurm, tell_nodes
 from slurm_gpushare.helper.queue_facts import SharingCost
 from slurm_gpushare.helper.shadow_policy import as_if_shareable, with_open_cards
@@ -216,7 +217,7 @@ class Helper:
         if self.dry_run:
             return
         state, jobs, records = self.state, view.jobs.values(), self.state.store_facts.records
-        headroom_pct = self.config.memory_headroom_pct
+        headroom_pct = spare_memory_pct(self.config)
         with self.faults.contained("spans", *NOBODY_ANSWERS):
             await state.spans.keep(changes, view.now_s)
         with self.faults.contained("profiles", *NOBODY_ANSWERS):

@@ -35,7 +35,7 @@ _FIGURES = (
     "gpu_busy_pct", "gpu_busy_shared_pct", "energy_kwh", "measured_jobs",
     "given_back_s", "given_back_jobs", "paused_s",
 )  # fmt: skip
-_IF_COMPLETE = ("shared", "gpu_h", "busy_gpu_h", "solo_gpu_h", "saved_gpu_h", "pauses")
+_IF_COMPLETE = ("shared", "gpu_h", "busy_gpu_h", "solo_gpu_h", "saved_gpu_h", "pauses", "out_of_memory")
 """Unknown as long as it is not known who shared."""
 _OF_A_JOB = (
     "raw_id", "state", "partition", "submit_s", "end_s", "limit_s", "cpus", "elapsed_s", "wait_forecast_s",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -91,6 +91,8 @@ class Report:
     paused_s: float
     """Time that jobs were paused, so that their neighbours got the speed they were promised."""
     pauses: int
+    out_of_memory: int
+    """Jobs that failed while they and their neighbours filled a card."""
     pairs: tuple[PairLine, ...]
     owners: tuple[OwnerLine, ...]
     cpus: CpuSummary
@@ -123,11 +125,6 @@ class Report:
         return min(self.gpu_busy_pct * self.solo_gpu_h / self.busy_gpu_h, 100.0)
 
     @property
-    def out_of_memory(self) -> int:
-        """Jobs that ended so while sharing, by Slurm's word."""
-        return sum(job.state.startswith("OUT_OF_ME") and bool(job.stays) for job in self.jobs)
-
-    @property
     def blind(self) -> int:
         """Jobs that shared cards which tell nothing of single jobs."""
         return sum(job.blind and bool(job.stays) for job in self.jobs)
@@ -153,6 +150,7 @@ def summarise(
     given_s = [job.given_back_s for job in jobs if job.given_back_s]
     energy_kwh = [job.energy_kwh for job in jobs if job.energy_kwh is not None]
     decided = by_own_id(known.decisions, {job.key: job.raw_id for job in jobs})
+    done = Counter(decision.kind for decision in decided if decision.job_id in by_id)
     unmeasured = (job.expected_isd_pct for job in shared if job.measured_isd_pct is None)
     return Report(
         start_s=start_s,
@@ -179,7 +177,8 @@ def summarise(
         given_back_s=sum(given_s),
         given_back_jobs=len(given_s),
         paused_s=sum(job.paused_s for job in jobs),
-        pauses=sum(decision.kind == "paused" and decision.job_id in by_id for decision in decided),
+        pauses=done["paused"],
+        out_of_memory=done["out-of-memory"],
         pairs=_pair_lines(kept, by_id, end_s),
         owners=_owner_lines(jobs, saved),
         cpus=summarise_cpus(jobs),

@@ -26,6 +26,8 @@ from slurm_gpushare.store.store import Store
 from slurm_gpushare.store.workloads import own_names, reported_models, to_measure
 
 _BUSY_S = 5.0
+PART_OF_HEADROOM = 0.5
+"""What each of two jobs on a card may take of the memory that is left free beside their peaks."""
 _Row = tuple[str, int, str, int | None]
 _REMOVE = "DELETE FROM workload WHERE token = ?"
 _PUT = "INSERT OR REPLACE INTO workload (token, uid, clusters, cpus) VALUES (?, ?, ?, ?)"
@@ -170,9 +172,9 @@ def _rows(connection: Connection, names: Mapping[str, str], after: int) -> Itera
 
 
 def _most_mib(row: Any) -> int:
-    """What a job may take of a card's memory: its peak and half of the headroom."""
+    """What a job may take of a card's memory: its peak and its part of the headroom."""
     peak_mib = max(int(row.mem_used_mib), row.mem_floor_mib or 0)
-    return peak_mib + round(float(row.mem_total_mib) * DEFAULTS.memory_headroom_pct / 200)
+    return peak_mib + round(float(row.mem_total_mib) * PART_OF_HEADROOM * DEFAULTS.memory_headroom_pct / 100)
 
 
 def _seconds(now_s: float | None) -> int:

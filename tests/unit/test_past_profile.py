@@ -11,11 +11,12 @@ from world import ALICE, BOB, NOW, Site, command_record, record, running, token
 
 from slurm_gpushare.helper import learner
 from slurm_gpushare.helper.learner import user_weights
-from slurm_gpushare.helper.profile_check import ProfileCheck, ProfileWatch
+from slurm_gpushare.helper.profile_check import ProfileCheck, ProfileWatch, spare_memory_pct
 from slurm_gpushare.knowledge.clusters import fit_clusters
 from slurm_gpushare.protocol.record import Neighbour, Period, Record, RecordKind, Stat
+from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.protocol.tokens import OwnedToken
-from slurm_gpushare.store.hookfile import HookFile
+from slurm_gpushare.store.hookfile import PART_OF_HEADROOM, HookFile
 from slurm_gpushare.store.sharing import Observation
 from slurm_gpushare.store.workloads import Assignment, Profile
 
@@ -60,6 +61,12 @@ def test_memory_past_the_headroom_counts_too() -> None:
     assert past(check, interim(1, 3.0, mem_mib=1100.0), interim(2, 3.0, 3.0, mem_mib=1100.0)) == []
     grown = [interim(3, 3.0, 3.0, 3.0, mem_mib=13_000.0), interim(4, 3.0, 3.0, 3.0, 3.0, mem_mib=13_000.0)]
     assert past(check, *grown) == ["mem_used_mib is 13000, measured was 300"]
+
+
+def test_a_client_of_mps_is_measured_anew_before_it_fails_at_its_limit() -> None:
+    settings = {mps: parse_config(f"Mps={mps}") for mps in ("off", "user")}
+    assert spare_memory_pct(settings["off"]) == settings["off"].memory_headroom_pct
+    assert spare_memory_pct(settings["user"]) < PART_OF_HEADROOM * settings["user"].memory_headroom_pct
 
 
 @pytest.mark.parametrize("wide", [profile(50.0, sd=20.0), profile(50.0, scatter=7.0), profile(60.0)])

@@ -415,8 +415,9 @@ def test_what_was_given_back_and_paused_is_told() -> None:
     rates = {"resident_rate": 0.9, "guest_rate": 0.9, "resident_rate_seen": 0.9, "guest_rate_seen": 0.9}
     jobs = [job(1, 0, 2000, tag), job(2, 500, 1500, Tag(cluster=0, paused_before_s=120))]
     stood, went_on = Decision(2, T0 + 600, "paused", partner_job=1), Decision(2, T0 + 720, "resumed")
-    found = summary(jobs, [span(1, 2, 500, 1500, **rates)], [stood, went_on])
-    assert (found.given_back_s, found.given_back_jobs, found.pauses) == (180, 1, 1)
+    full = Decision(2, T0 + 1490, "out-of-memory", partner_job=1, reasons={"mem_mib": 9000})
+    found = summary(jobs, [span(1, 2, 500, 1500, **rates)], [stood, went_on, full])
+    assert (found.given_back_s, found.given_back_jobs, found.pauses, found.out_of_memory) == (180, 1, 1, 1)
     said = words(render(found))
     assert "neighbours were paused 1 time, 2.0 min in all, and 3.0 min were added to the time limits of 1 job." in said
 
