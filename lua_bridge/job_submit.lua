@@ -262,7 +262,7 @@ local function refusal(change, place, settings)
   end
   if read("admin_comment") then
     return "only administrators write AdminComment."
-  elseif text and tag("cluster") then
+  elseif text and tag("cluster") and not record("tres_per_job") then -- who has left sharing asks per job
     return refusal_if_shared(change, tag, place, settings)
   elseif denies_shards(place, settings) then
     -- A job with part of a card, which no hook has seen, may not come to nodes that share either.

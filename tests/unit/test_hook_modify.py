@@ -144,6 +144,13 @@ def test_job_whose_comment_is_taken_off_gets_its_whole_gpu_back(hook: LuaHook) -
         assert hook.modify(gang, comment=comment).code == DENIED
 
 
+def test_job_that_has_opted_out_may_be_changed_before_the_helper_has_taken_its_tag_off(hook: LuaHook) -> None:
+    left = {**TAGGED, "tres_per_node": "gres/gpu:0", "tres_per_job": "gres/gpu:1"}
+    for change in ({"tres_per_job": "gres/gpu:2"}, {"partition": "other"}, {"num_tasks": 4}):
+        assert hook.modify(left, **change).code == 0
+    assert hook.modify(left, admin_comment="x").code == DENIED
+
+
 def test_job_that_opts_out_has_its_own_nice_again(hook: LuaHook) -> None:
     """The helper's would start a request for a whole GPU before everybody. Slurm lets no user go below 0."""
     zero = 2**31
