@@ -67,7 +67,7 @@ def _play(where: Path) -> dict[str, float]:
         daemon = Daemon(config, Slurm(site.run), store)
         ends = threading.Thread(target=_end_jobs, args=(where, took_s), daemon=True)
         ends.start()
-        _watch_delays(daemon, late_s)
+        watch_delays(daemon, late_s)
         daemon.run()
     took_s.sort()
     return {
@@ -79,7 +79,7 @@ def _play(where: Path) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _watch_delays(daemon: Daemon, late_s: list[float]) -> None:
+def watch_delays(daemon: Daemon, late_s: list[float]) -> None:
     """How long the loop does not look at events: how late a call every 10 ms comes."""
     opened = daemon._loop.open
 

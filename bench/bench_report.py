@@ -20,15 +20,15 @@ from slurm_gpushare.store.store import Store
 JOBS = 100_000
 LIMIT_S, LIMIT_MB = 10.0, 300.0
 
-_SACCT = """#!/usr/bin/env python3
+SACCT = """#!/usr/bin/env python3
 import os, sys
 mark = os.environ["SLURM_TIME_FORMAT"].removesuffix("%s")
 options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 columns = [column.partition("%")[0] for column in options["--format"].split(",")]
 delimiter = options["--delimiter"]
 now = {now}
-for i in range(1, {jobs} + 1):
-    start = now - 600000 + 6 * i
+for i in range({first}, {first} + {jobs}):
+    start = now - {every} * ({first} + {jobs} - i)
     values = dict(
         JobIDRaw=i, JobID=i, Cluster="c", UID=1000 + i % 50, User=f"user{{i % 50}}", Account="acc", Partition="gpu",
         State="COMPLETED", Submit=f"{{mark}}{{start - 300}}",
@@ -57,7 +57,7 @@ def main(out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         top, now = Path(folder), int(time.time())
         (top / "bin").mkdir()
-        (top / "bin" / "sacct").write_text(_SACCT.format(now=now, jobs=JOBS))
+        (top / "bin" / "sacct").write_text(SACCT.format(now=now, first=1, jobs=JOBS, every=6))
         (top / "bin" / "sacct").chmod(0o755)
         (top / "gpushare.conf").write_text(f"Partitions=gpu\nStoreUrl=sqlite:///{top}/store.sqlite\n")
         _fill(f"sqlite:///{top}/store.sqlite", now)

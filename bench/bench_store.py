@@ -53,7 +53,7 @@ def main(out: Path) -> None:
 # --- ingest ---------------------------------------------------------------------------------------------------
 
 
-def _record(job_id: int) -> Record:
+def full_record(job_id: int) -> Record:
     """A record as large as real ones: every attribute is measured, and what is counted is whole."""
     stat = Stat(n=7200, max=61.25, mean=48.0625, min=1.5, p95=60.125, sd=7.5)
     count = Stat(n=7200, max=8, mean=8.0, min=8, p95=8, sd=0.0)
@@ -91,7 +91,7 @@ def _ingest(folder: Path) -> dict[str, float]:
     incoming.mkdir(parents=True)
     tokens = [new_token() for _ in range(TOKENS)]
     with _munged(folder) as socket, Store.create(f"sqlite:///{folder}/ingest.sqlite") as store:
-        template = encode_record(_record(1))
+        template = encode_record(full_record(1))
 
         def seal(job_id: int) -> None:
             made = json.loads(template) | {"job_id": job_id, "run_id": new_id(), "record_id": new_id()}
