@@ -1,4 +1,4 @@
-"""The short form of ``make chaos``: one fault of each class, while jobs of several users come and go."""
+"""The short form of ``make chaos``: faults of each class, while jobs of several users come and go."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from gpushare_lab.testbed.testbed import Testbed
 
 from slurm_gpushare.protocol.release import parse_release
 
-ONE_OF_EACH = (
+SHORT = (
     "kill -9 of the helper 5 times",
+    "SpoolDir/hold removed",
     "slurmctld restarts",
     "store deleted",
     "gpushare.conf broken",
+    "NodeUsers names nobody",
     "GPU lost",
     "Slurm's commands print garbage",
 )
@@ -22,7 +24,7 @@ BEARABLE = {"slurmctld restarts": "kill -9 of a slurmd"}
 
 
 def test_faults_lose_no_job_and_no_record(testbed: Testbed) -> None:
-    names, kinds = set(ONE_OF_EACH), list(KINDS)
+    names, kinds = set(SHORT), list(KINDS)
     if not parse_release(testbed.release).can("keeps_whole_gpus_apart"):
         names = {BEARABLE.get(name, name) for name in names}
         kinds.remove("two cards")  # this Slurm itself lets jobs of whole cards beside sharers

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from gpushare_lab.emulator.node import set_fault
 from gpushare_lab.experiment.submitting import submit, wait_for
+from gpushare_lab.testbed.layout import Shape
+from gpushare_lab.testbed.reset import idle_nodes
 from gpushare_lab.testbed.rootfs import host_suite
 from gpushare_lab.testbed.testbed import Testbed
+from hanging import left_behind, stopped_file_system
 from telemetry_bed import (
     CLOSE,
     assert_features,
@@ -261,3 +264,26 @@ def test_a_broken_configuration_costs_no_job(testbed: Testbed) -> None:
     job = start(testbed, "exit 0")
     wait_for(testbed, job, ["COMPLETED"])
     until(lambda: "nonsense" in log(testbed))
+
+
+@pytest.mark.full
+def test_fifty_jobs_that_end_at_once_beside_a_stopped_file_server_leave_one_process(
+    slurm_suite: str | None, short_tmp: Path
+) -> None:
+    if slurm_suite not in (None, host_suite()):
+        pytest.skip("a testbed with a root of its own does not see the mount")
+    bed = Testbed(short_tmp / "fifty").up(Shape(nodes=1, gpus=25, shards=2), accounting=False)
+    try:
+        bed.configure(gpushare={"RawShards": "allow", "EpilogHold": "1"})
+        idle_nodes(bed)
+        (node,), hold = bed.state.shape.node_names, bed.layout.gpushare / "spool" / "hold"
+        hold.mkdir(exist_ok=True)
+        for _ in range(50):
+            submit(bed, "exec sleep 3000", "--gres=shard:1", "--mem=10", "--output=/dev/null")
+        until(lambda: bed.run(["squeue", "-h", "-t", "R"]).stdout.count("\n") == 50)
+        with stopped_file_system(hold):
+            bed.run(["scancel", "--me"])
+            until(lambda: not bed.run(["squeue", "-h", "-t", "all"]).stdout.strip())
+            assert len(left_behind(bed.layout.gpushare / "state" / "nodes" / node)) <= 1
+    finally:
+        bed.down(purge=True)

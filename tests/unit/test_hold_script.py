@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hanging import left_behind, stopped_file_system
 
 from slurm_gpushare.helper.hold import Board, EndedJob, EndedJobs
 from slurm_gpushare.protocol.files import resource_dir
 
 JOB, NODE = 41, "n0"
-MNT_DETACH = 2
 
 
 class Node:
@@ -181,40 +180,15 @@ def test_holds_of_several_cards_at_once_count_once_and_those_of_an_earlier_minut
     assert node.holds()[-1]["job"] == JOB
 
 
-@pytest.fixture
-def hanging_spool(node: Node) -> Iterator[None]:
-    """The spool is a file system whose server is stopped: mounted over FUSE, and nobody answers a request."""
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("no FUSE here")
-    server, spool = os.open("/dev/fuse", os.O_RDWR), str(node.directory / "spool")
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
-    if libc.mount(b"stopped", spool.encode(), b"fuse", 0, options.encode()):
-        os.close(server)
-        pytest.skip(f"no FUSE here: {os.strerror(ctypes.get_errno())}")
-    yield
-    libc.umount2(spool.encode(), MNT_DETACH)
-    os.close(server)  # whoever waits gets an error
-
-
-def left_behind(node: Node) -> set[str]:
-    """The processes that hang in the spool: they have the lock of those that copy from it."""
-    found, lock = set(), (node.here / "board.lock").stat()
-    for file in Path("/proc").glob("[0-9]*/fd/9"):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(file.stat(), lock):
-                found.add(file.parts[2])
-    return found
-
-
-def test_a_file_server_that_hangs_costs_less_than_the_hold_and_one_process(node: Node, hanging_spool: None) -> None:
+def test_a_file_server_that_hangs_costs_less_than_the_hold_and_one_process(node: Node) -> None:
     node.settings["EpilogHold"] = "1"
-    began = time.monotonic()
-    node.epilog()
-    assert time.monotonic() - began < 20, "it would be for ever"
-    with ThreadPoolExecutor(50) as pool:
-        list(pool.map(lambda _: node.epilog(), range(50)))
-    assert len(left_behind(node)) == 1
+    with stopped_file_system(node.directory / "spool"):
+        began = time.monotonic()
+        node.epilog()
+        assert time.monotonic() - began < 20, "it would be for ever"
+        with ThreadPoolExecutor(50) as pool:
+            list(pool.map(lambda _: node.epilog(), range(50)))
+        assert len(left_behind(node.here)) == 1
     assert node.holds() == []
 
 

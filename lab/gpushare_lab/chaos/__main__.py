@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--faults", default="all", help="all, short, or names and groups with commas between")
     parser.add_argument("--jobs", type=int, default=200, help="at least so many")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two jobs")
-    parser.add_argument("--minutes", type=float, default=24.0, help="no fault begins later")
+    parser.add_argument("--minutes", type=float, default=28.0, help="no fault begins later")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="no fault at all, for so long")
     parser.add_argument("--slurm", choices=list(SUITES), default="trixie")
     parser.add_argument("--dir", type=Path, default=Path("/var/lib/gpushare-chaos"))

@@ -82,7 +82,7 @@ class Chaos:
     """How much longer every fault lasts than it should; less than 1 for a quick look."""
     sharing: bool = True
     seed: int = 1
-    minutes: float = 24.0
+    minutes: float = 28.0
     """No fault begins later than this."""
     enough: bool = False
     """Set it to end early: faults that have not begun are left out, and the books are of the others."""
