@@ -45,6 +45,10 @@ class HelperProcess:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(60)
 
+    def reload(self) -> None:
+        """SIGHUP: it reads its settings anew."""
+        self._process.send_signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """SIGKILL, as in a crash."""
         self._process.kill()

@@ -52,8 +52,9 @@ class _Scene:
 class ScenarioRun:
     """Runs scenarios on a testbed that is up, with a node for each."""
 
-    def __init__(self, testbed: Testbed, progress: Progress) -> None:
-        self._testbed = testbed
+    def __init__(self, testbed: Testbed, progress: Progress, *, reloads: bool = False) -> None:
+        """`reloads`: with SIGHUP to the helper every two seconds from when jobs share."""
+        self._testbed, self._reloads = testbed, reloads
         self._tell = progress
         testbed.configure(gpushare=SETTINGS)
         self._config = load_config(testbed.layout.gpushare_conf)
@@ -119,6 +120,8 @@ class ScenarioRun:
         return stat is not None and stat.n >= 20
 
     def _all_ended(self, scenes: Sequence[_Scene], helper: HelperProcess) -> bool:
+        if self._reloads:
+            helper.reload()
         for scene in scenes:
             kind = scene.result.scenario.during_pause
             if kind and not scene.disturbed and "paused" in self._actions(scene):
