@@ -228,7 +228,7 @@ def own_figures(
     """
     since_s = now_s - KEPT_S
     tokens = store.workloads.of_owner(uid)
-    runs = store.runs.of_tokens(tokens, since_s)[-MOST_JOBS:]
+    runs = [run for run in store.runs.of_tokens(tokens, MOST_JOBS) if run.end_s >= since_s]
     records = store.live.of_jobs({job.raw_id for job in live})
     figures = {job: run_figures(record) for job, record in records.items()}
     if len(cache) > MOST_CACHED:
@@ -253,18 +253,17 @@ def own_figures(
 
 
 def token_figures(store: Store, uid: int) -> Iterator[TokenFigures]:
-    """What is known of a user's workloads."""
+    """What is known of a user's workloads, with their latest jobs."""
     tokens = store.workloads.of_owner(uid)
-    profiles = store.profiles.of(tokens)
-    runs = store.runs.of_tokens(tokens, 0.0)
-    last_s = {run.token: int(run.end_s) for run in runs}
+    profiles, latest = store.profiles.of(tokens), store.runs.of_tokens(tokens, MOST_JOBS)
+    last_s = {run.token: int(run.end_s) for run in latest}
     jobs: dict[str, dict[int, None]] = defaultdict(dict)
-    for run in runs[-MOST_JOBS:]:
+    for run in latest:
         if run.by_node:
             jobs[run.token][run.job_id] = None
     for token, created_s in sorted(tokens.items()):
         profile = profiles.get(token)
-        last_used_s = last_s.get(token, created_s)
+        last_used_s = last_s.get(token, profile.updated_s if profile else created_s)
         if profile is None:
             yield TokenFigures(token, last_used_s=last_used_s, jobs=tuple(jobs[token]))
         else:

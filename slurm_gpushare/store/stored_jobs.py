@@ -158,14 +158,16 @@ class StoredRun:
 class Runs(Subject):
     """``store.runs``: whole runs whose token is known."""
 
-    def of_tokens(self, tokens: Collection[str], since_s: float = 0.0) -> list[StoredRun]:
-        """The runs of these tokens that ended at `since_s` or later, oldest first.
+    def of_tokens(self, tokens: Collection[str], most: int | None = None) -> list[StoredRun]:
+        """The runs of these tokens (the latest ones: so many at `most`), in the order in which they ended.
 
         Those that a node's record outranks are left out.
         """
+        query = _KNOWN if most is None else _KNOWN.order_by(_r.end_s.desc(), _r.id.desc()).limit(most)
         with self._db.read() as connection:
-            found = list(map(_run, select_in(connection, _KNOWN.where(_r.end_s >= since_s), _r.token, tokens)))
-        return sorted(found, key=lambda run: (run.end_s, run.id))
+            found = list(map(_run, select_in(connection, query, _r.token, tokens)))
+        found.sort(key=lambda run: (run.end_s, run.id))
+        return found if most is None else found[-most:]
 
     def of_job(self, job_id: int, periods: Sequence[tuple[float, float]] = EVER) -> list[StoredRun]:
         """The runs of the job that had this id then."""

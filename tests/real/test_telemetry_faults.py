@@ -272,7 +272,7 @@ def test_fifty_jobs_that_end_at_once_beside_a_stopped_file_server_leave_one_proc
 ) -> None:
     if slurm_suite not in (None, host_suite()):
         pytest.skip("a testbed with a root of its own does not see the mount")
-    bed = Testbed(short_tmp / "fifty").up(Shape(nodes=1, gpus=25, shards=2), accounting=False)
+    bed = Testbed(short_tmp / "fifty").up(Shape(nodes=1, gpus=13, shards=4), accounting=False)
     try:
         bed.configure(gpushare={"RawShards": "allow", "EpilogHold": "1"})
         idle_nodes(bed)
