@@ -136,8 +136,10 @@ def _report(where: Path, now_s: int) -> dict[str, float]:
     env = os.environ | {"PATH": f"{where}/bin:{os.environ['PATH']}", "GPUSHARE_CONF": f"{where}/gpushare.conf"}
     begun_s = time.monotonic()
     command = [sys.executable, "-m", "slurm_gpushare", "report", "-S", "now-30days"]
-    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert not process.returncode
     return {"jobs": jobs, "report_s": round(time.monotonic() - begun_s, 1), "memory_mib": used.ru_maxrss >> 10}
 
 
