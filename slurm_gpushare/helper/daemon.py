@@ -114,7 +114,7 @@ class Daemon:
         self._beat_task = task("beat", self._beat)
         self._publishing = task("publish", self._publish)
         self._looks = task("news", self._look_for_news, lambda: LOOK_S)
-        self._lessons = task("learn", self._learn_on)
+        self._lessons = task("lessons", self._learn_on)
         self._upkeep = task("store", self._look_after_store, lambda: UPKEEP_S, quiet=True)
         self._guard = task("lock", self._look_at_lock, lambda: LOCK_EVERY_S)
         self._leases = task("lease", self._renew_lease, lambda: RENEW_EVERY_S)
@@ -227,7 +227,8 @@ class Daemon:
         """Tick due: look at the queue and act on it."""
         if jobs is None:
             jobs, asked_s = await self._read_queue()
-        self._learn()
+        with self.faults.contained("learn", StoreReplaced):
+            self._learn()
         report = await self._helper.look(jobs, asked_s)
         report.calls += 1
         self._report = report
@@ -273,11 +274,10 @@ class Daemon:
     def _learn(self) -> None:
         """Bring what is known up to date: never while an answer is worked out by it."""
         if self._to_learn and not self._answers.doing:
-            with self.faults.contained("learn", StoreReplaced):
-                self._knowledge.catch_up(math.inf if self._loop.aio is None else LEARN_S)
-                self._to_learn = self._knowledge.behind
-            if self._to_learn:
-                self._lessons.want(LEARN_EVERY_S)
+            self._knowledge.catch_up(math.inf if self._loop.aio is None else LEARN_S)
+            self._to_learn = self._knowledge.behind
+        if self._to_learn:
+            self._lessons.want(LEARN_EVERY_S)
 
     async def _learn_on(self) -> None:
         """What a tick had no time for; between ticks, which plan by what is known."""
