@@ -24,7 +24,7 @@ from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.release import Release
 from slurm_gpushare.protocol.settings import Config, load_config
-from slurm_gpushare.store import Store
+from slurm_gpushare.store import Store, StoreError
 from slurm_gpushare.store.hookfile import HookFile
 from slurm_gpushare.store.maintenance import backup, damage
 from slurm_gpushare.store.published import read_public
@@ -98,6 +98,30 @@ def test_a_store_behind_a_link_comes_back_where_it_was(
         assert store.counters.all()["before"] == 1
     assert link.is_symlink()
     assert path.is_file()
+
+
+def test_a_past_that_cannot_be_learned_is_said_once_and_tried_with_back_off(
+    config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gpushare")
+    monkeypatch.setattr(loop, "LONGEST_RETRY_S", 30.0)
+    tried_s: list[float] = []
+
+    def fail(self: object, for_s: float = 0.0) -> int:
+        tried_s.append(time.monotonic())
+        raise StoreError("the disk is full")
+
+    def answer(tick: int) -> None:
+        if tick == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(daemon_module.SiteKnowledge, "catch_up", fail)
+    slurm = FakeSlurm(on_look=answer)
+    backfill(config, slurm, once=False, dry_run=False, policy=None)
+    assert slurm.looks >= 4
+    assert 2 <= len(tried_s) <= 2 * slurm.looks, "with every tick, and seldom between two"
+    assert caplog.text.count("event=learn-failed") == 1
+    assert "works-again" not in caplog.text
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "the store"])
