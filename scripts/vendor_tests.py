@@ -32,7 +32,7 @@ EXPECT = re.compile(r"test(28|38|39)\.\d+")
 PYTHON = "/usr/bin/python3"  # Debian's, which has the modules that the tests need
 WORDS = {"PASSED": "passed", "SUCCESS": "passed", "SKIPPED": "skipped"}
 TEST_S = 180
-"""A test that takes longer has failed; python tests that are run together have as long each, all together."""
+"""A test that takes longer has failed; python tests that are run together and take longer are run one by one."""
 AT_ONCE = 10
 """Python tests that one process runs."""
 TRIES = 2
@@ -92,10 +92,12 @@ class Bed:
             done = subprocess.run(
                 of_python if is_python else [f"./{tests[0]}"],
                 cwd=self._tests / ("python" if is_python else "expect"), env=self._env, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", timeout=TEST_S * len(tests), check=False,
+                capture_output=True, text=True, errors="replace", timeout=TEST_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return dict.fromkeys(tests, "failed")
+            if len(tests) == 1:
+                return {tests[0]: "failed"}
+            return {name: word for test in tests for name, word in self.run([test]).items()}
         finally:
             self._clear()
         if not is_python:
@@ -121,13 +123,20 @@ class Comparison:
 
     def different(self, names: Iterable[str]) -> list[str]:
         """Those of the tests of which a result is another one with us."""
-        odd = [name for name in {*self.plain, *self.wired} if self.plain.get(name) != self.wired.get(name)]
-        return [test for test in names if any(name.partition("::")[0].partition(":")[0] == test for name in odd)]
+        odd = {_file(name) for name in {*self.plain, *self.wired} if self.plain.get(name) != self.wired.get(name)}
+        return [test for test in names if test in odd]
 
-    def take(self, plain: Mapping[str, str], wired: Mapping[str, str]) -> None:
+    def take(self, tests: Sequence[str], plain: Mapping[str, str], wired: Mapping[str, str]) -> None:
+        """Results of a try of these tests, in place of those of the last."""
         for known, found in ((self.plain, plain), (self.wired, wired)):
-            self.unstable |= {name for name, word in found.items() if known.get(name, word) != word}
+            before = {name: known.pop(name) for name in list(known) if _file(name) in tests}
+            self.unstable |= {name for name, word in found.items() if before.get(name, word) != word}
             known.update(found)
+
+
+def _file(name: str) -> str:
+    """Of what is tested: ``test_101_1.py::test_help`` is in ``test_101_1.py``."""
+    return name.partition(":")[0]
 
 
 def main(source: Path, out: Path | None, pattern: str) -> int:
@@ -145,7 +154,7 @@ def main(source: Path, out: Path | None, pattern: str) -> int:
                 wanted = group
                 for _ in range(1 + TRIES):
                     if wanted:
-                        seen.take(*pool.map(lambda bed, names=tuple(wanted): bed.run(names), beds))
+                        seen.take(wanted, *pool.map(lambda bed, names=tuple(wanted): bed.run(names), beds))
                     wanted = seen.different(wanted)
                 print(f"{' '.join(group)}: {wanted or 'the same'}", file=sys.stderr, flush=True)
         finally:

@@ -90,7 +90,7 @@ def try_forms(bed: Testbed, user: str, jobs: Sequence[str], *, shared: bool = Fa
         ids[options] = bed.run(argv, user=user, cwd=home, input=_script(options)).stdout.split(";")[0].strip()
         if shared:
             _place(bed, int(ids[options]))
-    wait_for(bed, [int(job) for job in ids.values()], ["COMPLETED", "FAILED"], timeout_s=300)
+    wait_for(bed, [int(job) for job in ids.values()], ["COMPLETED", "FAILED"], timeout_s=900)
     found: dict[tuple[str, str | None], Outcome] = {}
     for number, options in enumerate(jobs):
         output = home / f"steps.{number}"
