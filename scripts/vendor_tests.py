@@ -157,6 +157,8 @@ def main(source: Path, out: Path | None, pattern: str) -> int:
                         seen.take(wanted, *pool.map(lambda bed, names=tuple(wanted): bed.run(names), beds))
                     wanted = seen.different(wanted)
                 print(f"{' '.join(group)}: {wanted or 'the same'}", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            print("interrupted: what follows is of the tests so far", file=sys.stderr)
         finally:
             for bed in found:
                 bed.down(purge=True)
