@@ -236,7 +236,7 @@ def connect(backend: str = "", *, lasting: bool = False, patient: bool = False) 
 
     reason = why_not(commands.release, commands.config)
     if reason is None:
-        return PyslurmSlurm(session=session, short_queues=wanted == "auto")
+        return PyslurmSlurm(session=session)
     if wanted == "pyslurm":
         raise SlurmError(f"pyslurm cannot be used: {reason}", "Set Backend=commands in gpushare.conf.")
     return commands

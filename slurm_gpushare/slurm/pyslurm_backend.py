@@ -60,10 +60,7 @@ ASKED_ANEW_S = 60.0
 
 
 class PyslurmSlurm(Slurm):
-    """The queue from libslurm; every other question and every change through the commands.
-
-    With `short_queues` squeue is asked while the queue is longer than `MOST_JOBS`.
-    """
+    """A queue of at most `MOST_JOBS` from libslurm; every other question and every change through the commands."""
 
     name = "pyslurm"
 
@@ -72,16 +69,11 @@ class PyslurmSlurm(Slurm):
         run: Callable[..., str] = runner.run,
         library: Any = None,
         session: ScontrolSession | None = None,
-        *,
-        short_queues: bool = False,
     ) -> None:
         super().__init__(run, session)
         os.environ["SLURM_BITSTR_LEN"] = "0"  # else libslurm cuts the waiting tasks of an array at 64 characters
         self._pyslurm = importlib.import_module("pyslurm") if library is None else library
-        self._most_jobs = MOST_JOBS if short_queues else None
         self._last_length = 0
-        self._seen: dict[int, tuple[Job, str, tuple[Job, ...]]] = {}
-        """Of each record at the last look its job, the waiting tasks that share it, and the jobs that both make."""
         self._requests: dict[object, Job] = {}
         """squeue's answers, by all that the record says of the request."""
         self._asked_s = time.monotonic()
@@ -89,8 +81,7 @@ class PyslurmSlurm(Slurm):
     def jobs(self, only: Iterable[str] = ()) -> list[Job]:
         if wanted := list(only):
             return super().jobs(wanted)  # squeue also finds jobs that ended
-        too_long = self._most_jobs is not None and self._last_length > self._most_jobs
-        found = super().jobs() if too_long else self._load()
+        found = super().jobs() if self._last_length > MOST_JOBS else self._load()
         self._last_length = len(found)
         return found
 
@@ -110,15 +101,12 @@ class PyslurmSlurm(Slurm):
         found: list[Job] = []
         partly: dict[int, tuple[object, tuple[Job, ...]]] = {}
         unreadable: list[str] = []
-        before, self._seen = self._seen, {}
         for record in records:
             try:
                 if not listed(record):
                     continue
-                job, waiting = base_job(record), record.array_tasks_waiting or ""
-                known = before.get(record.id)
-                jobs = known[2] if known and known[:2] == (job, waiting) else jobs_of(job, waiting)
-                self._seen[record.id] = job, waiting, jobs
+                job = base_job(record)
+                jobs = jobs_of(job, record.array_tasks_waiting or "")
                 if unsure(record):
                     partly[record.id] = request_of(record, job), jobs
                 else:

@@ -88,12 +88,12 @@ def test_what_pyslurm_cannot_say_is_asked_of_squeue(label: str) -> None:
 class Recording(PyslurmSlurm):
     """The backend with the recorded queue in place of the library, and the recorded rows in place of squeue."""
 
-    def __init__(self, jobs: Iterable[RecordedJob], *, short_queues: bool = False) -> None:
+    def __init__(self, jobs: Iterable[RecordedJob]) -> None:
         self.recorded = list(jobs)
         self.asked: list[list[str]] = []
         self.loads = 0
         library = SimpleNamespace(RPCError=RpcError, Jobs=SimpleNamespace(load=self.load))
-        super().__init__(library=library, short_queues=short_queues)
+        super().__init__(library=library)
 
     def load(self) -> dict[int, Any]:
         self.loads += 1
@@ -115,7 +115,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("commands")
-def test_the_whole_queue_is_the_commands_queue() -> None:
+def test_the_whole_queue_is_the_commands_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_gpushare.slurm.pyslurm_backend.MOST_JOBS", 10 * MOST_JOBS)
     backend = Recording(JOBS)
     found = {job.key: comparable(as_row(job)) for job in backend.jobs()}
     rows = {row["key"]: comparable(expected(row)) for job in JOBS if job.listed for row in job.rows}
@@ -154,23 +155,13 @@ def test_squeue_is_asked_again_when_a_waiting_jobs_request_changes(monkeypatch: 
 
 
 @pytest.mark.usefixtures("commands")
-def test_the_tasks_of_an_array_that_has_not_changed_are_the_same_objects() -> None:
-    job = next(job for job in JOBS if job.label == "pend_array_step")
-    backend = Recording([job])
-    first, second = backend.jobs(), backend.jobs()
-    assert all(one is other for one, other in zip(first, second, strict=True))
-    backend.recorded = [changed(job, array_tasks_waiting="4-20:4")]
-    assert len(backend.jobs()) == len(first) - 1
-
-
-@pytest.mark.usefixtures("commands")
-def test_auto_leaves_long_queues_to_squeue(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Recording(JOBS, short_queues=True)
+def test_long_queues_are_left_to_squeue(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Recording(JOBS)
     for _ in range(3):
         backend.jobs()
     assert backend.loads == 1, "it is longer than that"
     monkeypatch.setattr("slurm_gpushare.slurm.pyslurm_backend.MOST_JOBS", 10 * MOST_JOBS)
-    backend = Recording(JOBS, short_queues=True)
+    backend = Recording(JOBS)
     for _ in range(3):
         backend.jobs()
     assert backend.loads == 3
