@@ -60,8 +60,9 @@ bench: setup ## benchmarks; results in out/bench
 matrix: setup ## every way to ask for GPUs, without us, with us, and with us broken; tables in out/matrix
 	for suite in $(SUITES); do $(READABLE) $(PY) scripts/request_matrix.py $$suite out/matrix/$$suite.md || exit 1; done
 
+VENDOR_NEEDS = expect python3-pytest python3-pexpect python3-requests python3-jsondiff python3-jsonpatch python3-yaml
 vendor-tests: setup ## SchedMD's own tests on plain Slurm and with us: SLURM_SOURCE=DIR is a source tree of 22.05, 24.11 or 26.05
-	dpkg -s expect python3-pytest python3-pexpect python3-requests >/dev/null || apt-get install -y expect python3-pytest python3-pexpect python3-requests
+	dpkg -s $(VENDOR_NEEDS) >/dev/null || apt-get install -y $(VENDOR_NEEDS)
 	$(READABLE) $(PY) scripts/vendor_tests.py '$(SLURM_SOURCE)' out/vendor-tests.txt '$(TESTS)'
 
 dist: setup ## the wheel, Debian packages and RPMs, in dist/

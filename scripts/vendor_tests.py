@@ -104,6 +104,8 @@ class Bed:
             ended = re.findall(r"(?m)^(SUCCESS|SKIPPED)\s+: test", done.stdout)
             return {tests[0]: WORDS.get(ended[-1] if ended else "", "failed")}
         found = re.findall(r"(?m)^(PASSED|FAILED|ERROR|SKIPPED)(?: \[\d+\])? (?:tests/)?(\S+)", done.stdout)
+        if not found:
+            raise GpushareError(f"pytest ran none of {' '.join(tests)}: {' '.join(done.stdout.split()[-30:])}")
         return {re.sub(r":\d+:$", "", name): WORDS.get(word, "failed") for word, name in found}
 
     def _clear(self) -> None:

@@ -158,6 +158,7 @@ _KNOWN = tuple(
         (".*", ".*--gpus=0.*", "SLURM_GPUS=1 instead of 0"),
         (".*--cpus-per-gpu.*", ".*", "SLURM_(CPUS|TRES)_PER_TASK=.*"),
         (".*--gpus-per-task.*", ".*", "SLURM_TRES_PER_TASK=.*"),  # 26.05
+        (".*--gpus-per-task.*", ".*--gpus=0.*", "0 instead of 1"),  # 26.05
         (".*--ntasks-per-gpu.*", ".*", "SLURM_(NTASKS_PER_GPU|NTASKS_PER_TRES|TRES_BIND).*"),
         (".*--ntasks-per-gpu.*", ".*--(gres=none|gpus=0).*", "0 instead of 1"),
         # Slurm contradicts itself there on whole cards.
