@@ -52,7 +52,7 @@ soak: setup ## ten minutes of jobs at full speed: memory, files and threads must
 	@$(READABLE) $(PY) -m gpushare_lab.chaos --soak 10 --every 0.8 --out out/soak.json
 
 paper: setup ## the paper's experiment over five seeds, cold and again; table and picture in out/paper
-	@$(READABLE) $(PY) -m gpushare_lab demo --policies all --jobs 24 --seconds 8 --seeds 5 --out out/paper $(PAPER_DATA)
+	@$(READABLE) $(PY) -m gpushare_lab demo --policies all --jobs 24 --runs 1 --gpus 4 --spread 1 --seed 0 --seeds 5 --out out/paper $(PAPER_DATA)
 
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench

@@ -148,11 +148,13 @@ class SiteHalves:
 
 
 def _on_trial(snapshot: Snapshot, width: int) -> set[str | None]:
-    """The workloads of pairs that have begun so lately that their nodes have not told yet how fast they run."""
+    """The workloads of pairs that have begun so lately that their nodes have not told yet how fast they run, or could
+    not: after `VERDICT_S` nobody waits for that."""
     found: set[str | None] = set()
     for gpu in shared_places(snapshot.gpus, width):
         pair = gpu.occupants[:2]
-        if any(job.start_s is None or snapshot.now_s - job.start_s < VERDICT_S for job in pair):
+        lately = any(job.start_s is None or snapshot.now_s - job.start_s < VERDICT_S for job in pair)
+        if lately and not all(job.judged for job in pair):
             found |= {job.workload.token for job in pair}
     return found
 

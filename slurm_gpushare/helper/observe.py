@@ -88,6 +88,7 @@ def _occupant(share: CardShare, model: str, facts: QueueFacts, now_s: float) -> 
         lost_s=shared.lost_s,
         paused_s=job.paused_s(now_s),
         joined=shared.joined,
+        judged=shared.judged,
     )
 
 

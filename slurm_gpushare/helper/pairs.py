@@ -48,6 +48,8 @@ class Pair:
     """Of gangs: all cards of the node, of which `card` is the first."""
     gpu_model: str = ""
     """Under which name its rates are kept."""
+    judged: bool = False
+    """Whether both rates have been measured."""
 
     @property
     def card_model(self) -> str:
@@ -229,7 +231,8 @@ class Ledger:
             rates, since_s = (_rate(recalled.sides[0]), _rate(recalled.sides[1])), recalled.start_s
         else:
             return pair
-        return replace(pair, resident_rate=rates[0], guest_rate=rates[1], since_s=since_s)
+        judged = earlier is not None and earlier.judged
+        return replace(pair, resident_rate=rates[0], guest_rate=rates[1], since_s=since_s, judged=judged)
 
     def measured(self, key: PairKey, resident_rate: float | None, guest_rate: float | None) -> None:
         """Count with what was measured instead of predicted."""
@@ -239,6 +242,7 @@ class Ledger:
                 pair,
                 resident_rate=pair.resident_rate if resident_rate is None else resident_rate,
                 guest_rate=pair.guest_rate if guest_rate is None else guest_rate,
+                judged=pair.judged or None not in (resident_rate, guest_rate),
             )
 
     def shared_s(self, key: PairKey) -> float:
@@ -260,7 +264,9 @@ class Ledger:
             now += [(side.job, self.shared_s(key) * (1.0 - _rate(side))) for side in span.sides]
         for job, here_s in now:
             lost_s[job] = lost_s.get(job, 0.0) + here_s
-        return {job: SharingCost(lost_s.get(job, 0.0), job in self._guests) for job in lost_s.keys() | self._guests}
+        judged = {job for key, pair in self._pairs.items() if pair.judged for job in key}
+        some = lost_s.keys() | self._guests
+        return {job: SharingCost(lost_s.get(job, 0.0), job in self._guests, job in judged) for job in some}
 
 
 def _rate(side: SpanSide) -> float:

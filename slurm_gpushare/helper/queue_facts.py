@@ -47,6 +47,8 @@ class SharingCost:
     lost_s: float = 0.0
     joined: bool = False
     """A guest, under the guest's promise."""
+    judged: bool = False
+    """Whether its nodes have told how fast it and its present neighbour run."""
 
 
 @dataclass(frozen=True, slots=True)

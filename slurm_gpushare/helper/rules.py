@@ -23,7 +23,7 @@ from slurm_gpushare.protocol.policy import PolicySettings
 UNKNOWN_SPREAD = 1.4
 """Mean over pessimistic rate from which a prediction is little more than a guess."""
 VERDICT_S = 20.0
-"""So long after a pair has begun its nodes have told how fast both run."""
+"""So long after a pair has begun its nodes have told at the latest how fast both run, at default settings."""
 HELD_UP_S = 1.0
 """Who shares with nobody may have a card so much later because its resident was slowed."""
 NOBODY = int(np.iinfo(np.int64).max)

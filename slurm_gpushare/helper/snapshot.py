@@ -75,6 +75,7 @@ class Occupant:
     lost_s: float = 0.0  # time that neighbours have cost it so far
     paused_s: float = 0.0  # time that it was suspended; it has neither run nor lost anything in it
     joined: bool = False  # started on an occupied card: a guest, under the guest's promise
+    judged: bool = False  # its nodes have told how fast it and its present neighbour run
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpushare_lab.cli.demo_table import shown
-from gpushare_lab.paper.jobs import paper_jobs
+from gpushare_lab.paper.jobs import Queue, paper_jobs
 from gpushare_lab.paper.rounds import PaperResult, PolicyOutcome, Taught
 
-JOBS = paper_jobs(None, 3, 10.0)
+JOBS = paper_jobs(None, Queue(3))
 
 
 def result(policy: str, slower: float, together: bool) -> PaperResult:

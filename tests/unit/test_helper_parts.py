@@ -90,6 +90,15 @@ class TestLedger:
         assert ledger.sharing()[1].lost_s == pytest.approx(0.0), "for all of the time together"
         assert ledger.sharing()[2].lost_s == pytest.approx(55.0)
 
+    def test_a_pair_is_judged_once_both_rates_were_measured_and_stays_so(self) -> None:
+        ledger, jobs = Ledger(), self.pair()
+        cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)
+        (pair,) = ledger.follow(pairs_now(cards, Half(), NOW), jobs, NOW).begun
+        for rates, judged in (((1.0, None), False), ((1.0, 0.9), True), ((None, 0.9), True)):
+            ledger.measured(pair.key, *rates)
+            ledger.follow(pairs_now(cards, Half(), NOW + 10), jobs, NOW + 10)
+            assert {cost.judged for cost in ledger.sharing().values()} == {judged}
+
     def test_rates_are_predicted_once_for_a_pair(self) -> None:
         ledger, jobs = Ledger(), self.pair()
         cards = occupancy([node(used="shard:v100_0:2(2/2)")], jobs)

@@ -161,12 +161,13 @@ def test_an_uncertain_guest_that_could_lose_much_waits_unless_its_resident_leave
 
 
 def test_a_workload_is_tried_once_at_a_time() -> None:
-    """Its second job waits for the verdict of the first; 20 s later it is told."""
+    """Its second job waits for the verdict of the first: until both rates are known, 20 s at the longest."""
     unsure, two = Flat(0.65, low=0.4), [pending("p"), pending("q")]
     cards = [card(occupant()), card(occupant("s"), index=1)]
     assert len(places(decide(cards, two, knowledge=unsure))) == 1
-    for began_s, found in ((10, 0), (30, 1)):
-        tried = card(occupant(), occupant("g", start_s=NOW - began_s), index=1)
+    for began_s, judged, found in ((10, False, 0), (10, True, 1), (30, False, 1)):
+        pair = occupant(judged=judged), occupant("g", start_s=NOW - began_s, judged=judged)
+        tried = card(*pair, index=1)
         assert len(places(decide([card(occupant("s")), tried], two[:1], knowledge=unsure))) == found
 
 

@@ -17,7 +17,7 @@ from gpushare_lab.cli.checks import check_new_directory
 from gpushare_lab.cli.demo_table import FIGURES, learned, shown
 from gpushare_lab.cli.testbed import SLURM, Steps, stop_on_sigterm, throw_away_dir
 from gpushare_lab.experiment.run_page import write_run_page
-from gpushare_lab.paper.jobs import paper_jobs
+from gpushare_lab.paper.jobs import Queue, paper_jobs
 from gpushare_lab.paper.rounds import (
     AGAIN,
     EXCLUSIVE,
@@ -55,10 +55,13 @@ def _shipped_pairs(directory: Path) -> Path:
 @click.command()
 @click.option("--policies", default=",".join(SHORT), show_default=True,
               help=f"Which to compare, in this order, or 'all': {', '.join(POLICIES)}.")  # fmt: skip
-@click.option("--jobs", "count", default=24, show_default=True, help="Jobs, a third of each cluster.")
-@click.option("--gpus", default=4, show_default=True, help="GPUs, one a node.")
-@click.option("--seconds", "mean_s", default=10.0, show_default=True, help="Mean time that a job takes alone.")
-@click.option("--seed", default=0, show_default=True, help="Of the jobs and their order.")
+@click.option("--jobs", default=36, show_default=True, help="Jobs, a third of each cluster.")
+@click.option("--runs", default=4, show_default=True, type=click.IntRange(1), help="Jobs that have one token.")
+@click.option("--gpus", default=5, show_default=True, help="GPUs, one a node.")
+@click.option("--seconds", "mean_s", default=8.0, show_default=True, help="Mean time that a job takes alone.")
+@click.option("--spread", default=1.2, show_default=True, type=click.FloatRange(0, 3),
+              help="Of the logarithm of that time: most are short, a few hold most of the time.")  # fmt: skip
+@click.option("--seed", default=4, show_default=True, help="Of the jobs and their order.")
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="So many seeds, from --seed on.")
 @click.option("--pairs", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Measured rates. Default: the V100 pairs of the shipped knowledge base.")  # fmt: skip
@@ -69,16 +72,16 @@ def _shipped_pairs(directory: Path) -> Path:
 @SLURM
 @throw_away_dir("/var/lib/gpushare-demo")
 def demo(
-    policies: str, count: int, gpus: int, mean_s: float, seed: int, seeds: int, pairs: Path | None,
-    profiles: Path | None, out: Path, suite: str | None, directory: Path,
+    policies: str, jobs: int, runs: int, gpus: int, mean_s: float, spread: float, seed: int, seeds: int,
+    pairs: Path | None, profiles: Path | None, out: Path, suite: str | None, directory: Path,
 ) -> None:  # fmt: skip
     """Show jobs sharing GPUs on a throw-away Slurm.
 
-    Workloads that nobody knows come in on a real Slurm whose GPUs are emulated. Each has a GPU of its own the first
-    time and is measured over its first epoch. Then the same queue comes again, under one policy after another. What
-    each costs and saves is printed at the end. Nothing is entered beforehand.
+    Workloads that nobody knows come in on a real Slurm whose GPUs are emulated. Each has a GPU of its own in the first
+    round and is measured there. Then the same queue comes again, under one policy after another. What each costs and
+    saves is printed at the end. Nothing is entered beforehand.
     """
-    names = _names(policies)
+    names, shape = _names(policies), Queue(jobs, runs, mean_s, spread)
     if profiles is not None and pairs is None:
         raise BadInput("--profiles without --pairs", "Give the rates that go with them.")
     check_new_directory("--out", out)
@@ -90,11 +93,11 @@ def demo(
     rounds: list[list[PaperResult]] = []
     told = _told(source, profiles)
     try:
-        steps(f"{count} jobs of {mean_s:g} s on {gpus} GPUs, {told}")
+        steps(f"{jobs} jobs of {mean_s:g} s, {jobs // runs} workloads, on {gpus} GPUs, {told}")
         for number in range(seed, seed + seeds):
-            jobs = paper_jobs(source, count, mean_s, number, profiles.resolve() if profiles else None)
+            queue = paper_jobs(source, shape, number, profiles.resolve() if profiles else None)
             begun_s = time.time()
-            experiment = TestbedRun(testbed, jobs, _Bar())
+            experiment = TestbedRun(testbed, queue, _Bar())
             results: list[PaperResult] = []
             rounds.append(results)
             for result in experiment.rounds(names):

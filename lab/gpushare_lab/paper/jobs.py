@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpushare_lab.emulator.card import Demand
@@ -20,20 +20,39 @@ USABLE_MIB = 16160
 _CENTRES = ((21.0, 8.0), (61.0, 43.0), (89.0, 56.0))
 
 
-def paper_jobs(
-    pairs: Path | None, count: int = 24, mean_s: float = 10.0, seed: int = 0, profiles: Path | None = None
-) -> list[Training]:
-    """The jobs in the order of their submission: `count` / 3 of each cluster, shuffled.
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What comes in."""
+
+    jobs: int = 24
+    runs: int = 1
+    """Of each workload: so many of the jobs have its token."""
+    mean_s: float = 10.0
+    spread: float = 1.0
+    """Of the logarithm of what jobs take."""
+
+
+def paper_jobs(pairs: Path | None, queue: Queue, seed: int = 0, profiles: Path | None = None) -> list[Training]:
+    """The jobs in the order of their submission: a third of the workloads of each cluster, shuffled.
 
     `profiles` has the measured telemetry of the jobs of `pairs`; without it telemetry is inferred from their rates.
     """
-    if count < CLUSTERS or count % CLUSTERS:
-        raise BadInput(f"{count} jobs cannot be divided among {CLUSTERS} clusters", "Take a multiple of 3.")
-    each = count // CLUSTERS
+    each, left = divmod(queue.jobs, CLUSTERS * queue.runs)
+    if each < 1 or left:
+        raise BadInput(
+            f"{queue.jobs} jobs cannot be divided among {CLUSTERS} clusters of workloads with {queue.runs} runs each",
+            f"Take a multiple of {CLUSTERS * queue.runs}.",
+        )
     demands = _measured(pairs, each, seed, profiles) if pairs is not None else _modelled(each, seed)
-    random.Random(seed).shuffle(demands)
-    times = work_seconds(count, mean_s, seed)
-    return [Training(number, cluster, demand, times[number], pairs) for number, (cluster, demand) in enumerate(demands)]
+    chance = random.Random(seed)
+    chance.shuffle(demands)
+    times = work_seconds(len(demands), queue.mean_s, seed, queue.spread)
+    order = [workload for workload in range(len(demands)) for _ in range(queue.runs)]
+    if queue.runs > 1:
+        chance.shuffle(order)
+    return [
+        Training(number, workload, *demands[workload], times[workload], pairs) for number, workload in enumerate(order)
+    ]
 
 
 def _measured(path: Path, each: int, seed: int, profiles: Path | None) -> list[tuple[int, Demand]]:

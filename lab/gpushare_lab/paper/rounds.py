@@ -48,6 +48,8 @@ class Training:
     """One job of the experiment."""
 
     number: int
+    workload: int
+    """Which it is a run of: its token's number."""
     cluster: int
     demand: Demand
     work_s: float
@@ -60,7 +62,7 @@ class Training:
 
     @property
     def token(self) -> str:
-        return made_up_token(f"paper {self.number}")
+        return made_up_token(f"paper {self.workload}")
 
     def script(self) -> str:
         demand = self.demand
@@ -172,10 +174,10 @@ class Progress:
 Tell = Callable[[Progress], None]
 
 
-def work_seconds(count: int, mean_s: float, seed: int) -> list[float]:
+def work_seconds(count: int, mean_s: float, seed: int, spread: float = 1.0) -> list[float]:
     """Durations that spread as those of training jobs do: most are short, a few long ones hold most of the time."""
     chance = random.Random(seed)
-    raw = [min(max(chance.lognormvariate(0.0, 1.0), 0.5), 4.0) for _ in range(count)]
+    raw = [min(max(chance.lognormvariate(0.0, spread), 0.5**spread), 4.0**spread) for _ in range(count)]
     scale = mean_s * count / sum(raw)
     return [round(value * scale, 1) for value in raw]
 
