@@ -13,7 +13,15 @@ from slurm_gpushare.knowledge import empirical
 from slurm_gpushare.knowledge.cells import make_cells, tercile_clusters
 from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
 from slurm_gpushare.knowledge.empirical import measured_noise
-from slurm_gpushare.knowledge.interference import LEVEL_SD, Coefficients, Interference, Observed, Spread, Telemetry, jobs_known
+from slurm_gpushare.knowledge.interference import (
+    LEVEL_SD,
+    Coefficients,
+    Interference,
+    Observed,
+    Spread,
+    Telemetry,
+    jobs_known,
+)
 from slurm_gpushare.knowledge.kb import KnowledgeBase, Member, feature, observed_rates, rates_in, telemetry
 from slurm_gpushare.knowledge.rates import Floats
 from slurm_gpushare.knowledge.tables import PairTable, ProfileTable

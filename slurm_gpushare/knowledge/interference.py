@@ -81,12 +81,12 @@ class Coefficients:
         """Before any data of a card: how busy the neighbour is counts most, which numbers count how much may differ.
 
         From an even start (0.5 each) pairs measured on an A100 led to 0.35 and 0.01 for sensitivity, 0.64 and 0.44 for
-        pressure; another card may differ from that one as far, so this is about half-way, +- 0.25. Two jobs that keep
-        the card busy all the time, half of it accessing memory, halve each other: a0 is log(log(2) / 0.5 ** 0.8) = 0.2,
-        +- 0.5. A full card may cost either job something, 0 +- 0.2.
+        pressure; another card may differ from that one as far, so this is a part of the way, +- 0.25. Two jobs that
+        keep the card busy all the time, half of it accessing memory, halve each other: a0 is
+        log(log(2) / 0.5 ** 0.9) = 0.25, +- 0.5. A full card may cost either job something, 0 +- 0.2.
         """
         sd = np.array([LEVEL_SD, 0.25, 0.25, 0.25, 0.25, 0.2, 0.2])
-        return cls(np.array([0.2, 0.3, 0.3, 0.7, 0.5, 0.0, 0.0]), np.diag(np.square(sd)))
+        return cls(np.array([0.25, 0.4, 0.4, 0.6, 0.5, 0.0, 0.0]), np.diag(np.square(sd)))
 
 
 @dataclass(frozen=True, slots=True)
