@@ -21,7 +21,7 @@ from slurm_gpushare.knowledge.cells import (
     ps_matrix,
     tercile_clusters,
 )
-from slurm_gpushare.knowledge.interference import Spread, Telemetry
+from slurm_gpushare.knowledge.interference import Coefficients, Spread, Telemetry
 from slurm_gpushare.knowledge.kb import KnowledgeBase, default_kb, default_model
 from slurm_gpushare.knowledge.learning import LearnedKnowledge
 from slurm_gpushare.knowledge.tables import PairTable, ProfileTable
@@ -198,7 +198,7 @@ def test_the_shipped_prior_tells_jobs_apart_by_telemetry() -> None:
     assert rates[0, 0] > 0.9
     assert 0.4 < rates[2, 2] < 0.75, "two that fill the card halve each other"
     exponents = base.interference.coefficients.mean[1:5]
-    assert exponents == pytest.approx([0.5] * 4, abs=0.05)
+    assert exponents == pytest.approx(Coefficients.prior().mean[1:5], abs=0.05)
     assert np.ptp(base.predict(ProfileTable(("x", "y"), ("",) * 2, "V100", {})).mean) < 1e-9, "nothing known: all alike"
 
 
