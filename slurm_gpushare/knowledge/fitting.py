@@ -13,15 +13,7 @@ from slurm_gpushare.knowledge import empirical
 from slurm_gpushare.knowledge.cells import make_cells, tercile_clusters
 from slurm_gpushare.knowledge.clusters import ClusterModel, fit_clusters
 from slurm_gpushare.knowledge.empirical import measured_noise
-from slurm_gpushare.knowledge.interference import (
-    LEVEL_SD,
-    Coefficients,
-    Interference,
-    Observed,
-    Spread,
-    Telemetry,
-    jobs_known,
-)
+from slurm_gpushare.knowledge.interference import Interference, Observed, Spread, Telemetry, jobs_known
 from slurm_gpushare.knowledge.kb import KnowledgeBase, Member, feature, observed_rates, rates_in, telemetry
 from slurm_gpushare.knowledge.rates import Floats
 from slurm_gpushare.knowledge.tables import PairTable, ProfileTable
@@ -56,7 +48,7 @@ def fit(profiles: ProfileTable | None, pairs: PairTable, source: str = "", k: in
     if not jobs_known(jobs).any():
         found, untold = interference.spread, math.sqrt(UNTOLD)
         told = replace(found, sensitivity=untold * found.unknown, pressure=untold * found.unknown)
-        interference = replace(interference, spread=told, coefficients=_level_open(interference.coefficients))
+        interference = replace(interference, spread=told)
     labels, model, how, count = _cluster(profiles, jobs, seen, k)
     log = np.maximum(seen.log_slowdown, 0.0)
     members = tuple(
@@ -68,13 +60,6 @@ def fit(profiles: ProfileTable | None, pairs: PairTable, source: str = "", k: in
     return KnowledgeBase(
         pairs.gpu_model, interference, count, tuple(cells), how, model, members, tuple(measured), source
     )
-
-
-def _level_open(coefficients: Coefficients) -> Coefficients:
-    """The same with a level as uncertain as at the start: it rests on telemetry that was assumed, not measured."""
-    covariance = coefficients.covariance.copy()
-    covariance[0, 0] += LEVEL_SD**2
-    return replace(coefficients, covariance=covariance)
 
 
 def _families(profiles: ProfileTable) -> NDArray[np.intp] | None:

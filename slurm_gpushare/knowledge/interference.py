@@ -65,10 +65,6 @@ class Spread:
     """Of one measured rate, relative, where the measurement does not say."""
 
 
-LEVEL_SD = 0.5
-"""Of a0, how hard jobs press on each other in general: cards, drivers and mechanisms differ by as much."""
-
-
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """(a0, a1, a2, b1, b2, g1, g2): their mean and covariance."""
@@ -85,7 +81,7 @@ class Coefficients:
         keep the card busy all the time, half of it accessing memory, halve each other: a0 is
         log(log(2) / 0.5 ** 0.9) = 0.25, +- 0.5. A full card may cost either job something, 0 +- 0.2.
         """
-        sd = np.array([LEVEL_SD, 0.25, 0.25, 0.25, 0.25, 0.2, 0.2])
+        sd = np.array([0.5, 0.25, 0.25, 0.25, 0.25, 0.2, 0.2])
         return cls(np.array([0.25, 0.4, 0.4, 0.6, 0.5, 0.0, 0.0]), np.diag(np.square(sd)))
 
 
