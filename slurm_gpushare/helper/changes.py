@@ -106,6 +106,12 @@ def _original_request(job: Job, card: GpuAddress, original: str, release: Releas
     return {} if gres is None or (job.shard,) == parse_gres(original) else {"Gres": gres}
 
 
+def _own_nodes(job: Job, tag: Tag) -> dict[str, str]:
+    """The user's own node list in place of ours."""
+    card = parse_card(tag.placed)
+    return {"ReqNodeList": tag.nodes or ""} if card and job.wanted_nodes == card.node != tag.nodes else {}
+
+
 def touched(job: Job) -> bool:
     """Whether something of ours is in a pending job: a placement, or a lease that was not ended."""
     return job.pending and job.tag is not None and bool(job.tag.placed or job.tag.lease)
@@ -123,9 +129,7 @@ def restore(job: Job, release: Release, now_s: float) -> Change | None:
     fields = _only_while_pending(job)
     card = parse_card(tag.placed)
     if tag.original is not None and card is not None:
-        fields |= _original_request(job, card, tag.original, release)
-        if job.wanted_nodes == card.node != tag.nodes:
-            fields["ReqNodeList"] = tag.nodes or ""
+        fields |= _original_request(job, card, tag.original, release) | _own_nodes(job, tag)
     if tag.nice is not None:
         fields["Nice"] = str(tag.nice)
     undone = replace(
@@ -144,9 +148,7 @@ def leave(job: Job, now_s: float) -> Change | None:
     fields = {"AdminComment": without_tag(job.admin_comment)}
     if not job.pending:
         return Change(job.key, fields)
-    card = parse_card(tag.placed)
-    if card is not None and job.wanted_nodes == card.node != tag.nodes:
-        fields["ReqNodeList"] = tag.nodes or ""
+    fields |= _own_nodes(job, tag)
     if tag.nice is not None and (job.nice == GUEST_NICE or tag.nice < 0):
         fields["Nice"] = str(tag.nice)
     return Change(job.key, _only_while_pending(job) | fields | _end_lease(job, now_s))

@@ -183,23 +183,19 @@ MOST_NEXT = 32
 def next_owners(sites: Sites, pending: Iterable[tuple[int, PendingJob]], free_in_s: Floats) -> Ints:
     """For each GPU the place in the queue of the job that shares with nobody and is expected to get it next.
 
-    At most for a quarter of the cards: who is further back is served by all that sharing saves.
+    Of a job for every fourth card at most: who is further back is served by all that sharing saves.
     """
     found: Ints = np.full(len(sites.gpus), np.iinfo(np.int64).max, np.int64)
-    free_in_s, left = free_in_s.copy(), max(1, len(found) // 4)
-    for rank, job in islice((item for item in pending if not item[1].shares), MOST_NEXT):
+    free_in_s, most = free_in_s.copy(), min(MOST_NEXT, max(1, len(found) // 4))
+    for rank, job in islice((item for item in pending if not item[1].shares), most):
         may = np.flatnonzero(sites.allowed(job) & np.isfinite(free_in_s))
-        soonest = may[np.argsort(free_in_s[may], kind="stable")].tolist()
         of_node: dict[str, list[int]] = defaultdict(list)
-        for gpu in soonest:
+        for gpu in may[np.argsort(free_in_s[may], kind="stable")].tolist():
             cards = of_node[sites.gpus[gpu].node]
             cards.append(gpu)
             if len(cards) == job.gpus:
                 found[cards], free_in_s[cards] = rank, np.inf
-                left -= len(cards)
                 break
-        if left <= 0:
-            break
     return found
 
 

@@ -226,24 +226,7 @@ def hold_board(config: Config) -> Iterator[Finding]:
             "Is 'gpushare backfill' running? Is SpoolDir the same file system here as there, and not stale?",
         )
         return
-    state = "somebody waits for a card" if until_s > now_s else "nobody waits for a card now"
-    yield passed(f"{state}{_last_minute(config)}")
-
-
-def _last_minute(config: Config) -> str:
-    """What this node's own record says of the last minute: a line a hold, with its begin and end in ms."""
-    since_ms, recent = 1000 * (time.time() - 60), []
-    for path in config.state_dir.glob("nodes/*/holds"):
-        try:
-            lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-        except OSError:
-            continue  # not this user's to read
-        recent += [w for w in map(str.split, lines) if len(w) == 5 and w[0].isdecimal() and int(w[0]) > since_ms]
-    if not recent:
-        return ""
-    held_s = sum(int(words[1]) - int(words[0]) for words in recent) / 1000.0
-    answered = sum(words[3] == "1" for words in recent)
-    return f"; in the last minute {len(recent)} holds of {held_s:.1f} s in all, {answered} answered"
+    yield passed("somebody waits for a card" if until_s > now_s else "nobody waits for a card now")
 
 
 @check("munge", "credentials can be made and read")
