@@ -129,7 +129,7 @@ def main(out: Path) -> None:
                                 print(f"  {what}: {'not in time' if took_s is None else f'{took_s:.1f} s'}", flush=True)
             for preemptors in (0, PREEMPTORS):
                 site.configure(*BY["QOS"][:1], "REQUEUE")
-                with HelperProcess(bed, "gpushare"):
+                with HelperProcess(bed, "fcfs"):
                     jobs, part = site.shared(BY["QOS"][1], preemptors)
                 found[f"shared with {preemptors} preemptors"] = (jobs, part)
                 print(f"  {preemptors} preemptors: {jobs} of {JOBS} jobs shared, {100 * part:.0f} % of their card time")

@@ -149,14 +149,18 @@ def _victims(use: CardUse, rules: PreemptionRules, preemptor: Job, now_s: float)
 def wanted_cards(
     rules: PreemptionRules, jobs: Mapping[str, Job], cards: Mapping[GpuAddress, CardUse], snapshot: snap.Snapshot
 ) -> frozenset[GpuAddress]:
-    """Cards that are being vacated: sharers of one are preemptible by a job that waits and may have it; and, where that
-    job wants several on a node, those that are empty already."""
+    """Cards that are being vacated: for each job that waits and may preempt those that cost least, with one half empty
+    first. Where these would not do nobody knows which they are: all with sharers that are preemptible by it; and, where
+    it wants several on a node, those that are empty already."""
     wanting = list(demands(rules, jobs, snapshot.pending)) if rules.by else []
     if not wanting:
         return frozenset()
     sites = Sites(snapshot)
-    found = set()
+    found: set[GpuAddress] = set()
     for demand in wanting:
+        if chosen := choose(demand, rules, cards, sites, found, snapshot.now_s):
+            found |= chosen.keys()
+            continue
         for gpu, may in zip(snapshot.gpus, sites.allowed(demand.pending).tolist(), strict=True):
             card = GpuAddress(gpu.node, gpu.index)
             there = cards[card].occupants

@@ -119,6 +119,12 @@ def test_who_does_not_start_costs_nobody_else() -> None:
 def test_who_may_preempt_comes_first_and_nobody_joins_what_is_being_vacated() -> None:
     seen = view(*FULL[:2], job("8", priority=10**6), HIGH, by=rules())
     assert [item.key for item in seen.snapshot.pending] == ["9", "8"], "as Slurm sorts them"
-    assert [gpu.vacating for gpu in seen.snapshot.gpus] == [True, True]
+    assert sum(gpu.vacating for gpu in seen.snapshot.gpus) == 1, "one is enough: the other may still be shared"
+    vacated = view(*FULL[:3], HIGH, by=rules()).snapshot.gpus
+    assert [gpu.vacating for gpu in vacated] == [False, True], "that of which one half is empty already"
+    two = job("9", qos="high", per_node="gres/gpu:2")
+    assert all(gpu.vacating for gpu in view(*FULL, two, by=rules()).snapshot.gpus)
+    later = rules(PreemptExemptTime="10:00")
+    assert all(gpu.vacating for gpu in view(*FULL, HIGH, by=later).snapshot.gpus), "nobody knows yet which it will be"
     reason = only(gpus=[card(occupant(), vacating=True)], jobs=[pending()])
     assert reason.code is Code.PREEMPTION
