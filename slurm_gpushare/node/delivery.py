@@ -114,7 +114,7 @@ class OrderRelay:
 
     def __init__(self, node: str, path: Path) -> None:
         self._argv = [sys.executable, "-m", "slurm_gpushare.store.spool", node, str(path)]
-        self._lock_path = path.with_name(f"{path.name}.lock")
+        self._path, self._lock_path = path, path.with_name(f"{path.name}.lock")
         self._lock: IO[str] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._next_s = 0.0
@@ -131,6 +131,7 @@ class OrderRelay:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return  # another sampler's brings them, or none can
+            self._path.unlink(missing_ok=True)  # it may be of long ago
             self._child = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:

@@ -190,7 +190,9 @@ class Sampler:
         listens = self._stop.holds or self._measurement.has_neighbours
         if self._relay is not None:
             self._relay.keep(listens)
-        if listens:
+        if not listens:
+            self._order.forget()
+        elif self._relay is None or self._order_file.exists():
             order = self._order.believed(self._read_order())
             stopped = order.jobs
             if self._job_id in order.dying and (ended := self._ask_mps(partial(end_clients, owns=self._members.owns))):

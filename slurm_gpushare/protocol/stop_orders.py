@@ -108,6 +108,10 @@ class BelievedOrder:
         self.renewals = 0
         """How often the number has grown. The queue was looked at after an event once this has grown by two."""
 
+    def forget(self) -> None:
+        """Nobody has looked for a while: the next order may be of long ago again."""
+        self._number, self._grew_s = None, float("-inf")
+
     def believed(self, order: StopOrder | None) -> StopOrder:
         """What was just read, or an order that stops nobody."""
         if order is None:

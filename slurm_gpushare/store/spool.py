@@ -27,6 +27,7 @@ from slurm_gpushare.node.delivery import INCOMING, NODES, REJECTED, SUFFIX
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.files import make_open_dir, overwrite_line
 from slurm_gpushare.protocol.settings_in_force import settings_in_force
+from slurm_gpushare.protocol.stop_orders import StopOrder
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database, Subject, insert_many
 
@@ -273,11 +274,7 @@ class StopOrders(Subject):
 def bring_orders(orders: StopOrders, node: str, path: Path) -> None:
     """Keep a file on the node, root's alone, as the database has the node's order, until stdin is closed."""
     while not select_ready([sys.stdin], [], [], ORDERS_EVERY_S)[0]:
-        line = orders.of(node)
-        if line is None:
-            path.unlink(missing_ok=True)
-        else:
-            overwrite_line(path, line)
+        overwrite_line(path, orders.of(node) or str(StopOrder(0)))
 
 
 def main(arguments: Sequence[str] = ()) -> int:
