@@ -254,7 +254,8 @@ def test_an_order_comes_through_the_database(store_url: str, tmp_path: Path, mon
     settings = tmp_path / "gpushare.conf"
     settings.write_text(f"Partitions=gpu\nStoreUrl={store_url}\nRecordsTo=store\n")
     monkeypatch.setenv("GPUSHARE_CONF", str(settings))
-    path, user = tmp_path / "stops", str(os.geteuid())
+    path, user = tmp_path / "node" / "stops", str(os.geteuid())
+    path.parent.mkdir(0o700)
     relays = [OrderRelay("n7", path), OrderRelay("n7", path)]
 
     def brought(relay: OrderRelay) -> StopOrder | None:
