@@ -271,6 +271,7 @@ class Playbooks:
         }
         groups = ("slurm_controllers", "slurm_nodes", "slurm_logins")
         inventory = {name: {"hosts": {"here": host}} for name in groups}
+        self.changed: list[str] = []
         (work / "inventory.json").write_text(json.dumps(inventory))
 
     def serve(self) -> None:
@@ -298,6 +299,7 @@ class Playbooks:
         argv = [ANSIBLE, "-i", self.work / "inventory.json", PLAYBOOKS / playbook, *options]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         recap = re.search(r"(?m)^here .* changed=(\d+)", done.stdout)
+        self.changed = re.findall(r"(?m)^TASK \[(.*?)\].*\n(?:(?!TASK).*\n)*?changed:", done.stdout)
         if done.returncode or recap is None:
             sys.exit(f"afternoon: error: {playbook}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}")
         return int(recap[1])
@@ -339,7 +341,9 @@ def with_ansible(root: Path, bed: Testbed, debs: Sequence[Path], work: Path) -> 
     changed += [books.run("site.yml", "--skip-tags", "install") for _ in range(2)]
     print(f"        tasks that changed something: {changed[2]}, the second time {changed[3]}")
     if changed[1] or changed[3] or site.limit() != f"{LIMIT},gres/shard=2":
-        sys.exit(f"afternoon: error: a second run changes something, or limits are wrong: {changed}, {site.limit()}")
+        sys.exit(
+            f"afternoon: error: a second run changes something, or limits are wrong: {books.changed}, {site.limit()}"
+        )
     helper = site.helper()
     helper.terminate()
     helper.wait(60)
@@ -385,7 +389,7 @@ def there_and_back(
     root: Path, site: Afternoon, helper: subprocess.Popen[bytes], debs: Sequence[Path], later: Sequence[Path]
 ) -> subprocess.Popen[bytes]:
     """Up to `later` and back to `debs`, each time with two jobs on the card and one that waits; none is lost."""
-    backup = site.ours / "before.backup"
+    backup, settings = site.ours / "before.backup", ""
     for back in (False, True):
         say(f"jobs that share and one that waits, {'back to the earlier release' if back else 'upgrade'}")
         jobs = [site.train("long-one", LONG_S)]
@@ -395,11 +399,13 @@ def there_and_back(
         jobs.append(site.train("short-one", SHORT_S))
         if not back:
             site.gpushare("db", "backup", str(backup), user=site.bed.slurm_user)
+            settings = site.bed.layout.gpushare_conf.read_text()
             helper = upgrade(root, site, helper, later)
         else:
             helper.terminate()
             helper.wait(60)
             install(root, debs)
+            site.bed.layout.gpushare_conf.write_text(settings)
             site.gpushare("configure", "-p", "gpu", "--write", str(site.etc), "--yes")
             site.gpushare("db", "restore", str(backup), "--yes", user=site.bed.slurm_user)
             helper = site.helper()

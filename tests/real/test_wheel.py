@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ("lua_bridge", "prolog", "share", "sql")
-SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "slurm_gpushare", *DATA)
+SOURCES = ("setup.cfg", "pyproject.toml", "PYPI.md", "LICENSE", "slurm_gpushare", *DATA)
 
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq")
