@@ -11,7 +11,7 @@ PAPER_DATA := $(if $(wildcard $(DATA)/rtx3090_pairs.csv),--pairs $(DATA)/rtx3090
 
 ANSIBLE := build/ansible-env
 
-.PHONY: help demo test abuse check lint test-versions chaos soak paper bench matrix vendor-tests dist test-packages afternoon reference docs ansible pypi setup clean
+.PHONY: help demo test abuse check lint test-versions chaos soak paper truth bench matrix vendor-tests dist test-packages afternoon reference docs ansible pypi setup clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -53,6 +53,10 @@ soak: setup ## ten minutes of jobs at full speed: memory, files and threads must
 
 paper: setup ## the paper's experiment over five seeds, cold and again; table and picture in out/paper
 	@$(READABLE) $(PY) -m gpushare_lab demo --policies all --jobs 24 --runs 1 --gpus 4 --spread 1 --seed 0 --seeds 5 --out out/paper $(PAPER_DATA)
+
+# The short stream first: a mistake shows in minutes.
+truth: setup ## what is reported of 200 emulated jobs against what they say themselves, on Slurm 24.11; half an hour
+	@$(READABLE) $(PY) -m pytest -q -s tests/real/test_truth.py --slurm trixie
 
 bench: setup ## benchmarks; results in out/bench
 	$(PY) -m bench
