@@ -146,8 +146,9 @@ def _document(line: TokenLine) -> dict[str, Any]:
 def _completed() -> frozenset[int] | None:
     """The caller's jobs of the last month that came to their end: neither cancelled ones nor what was requeued."""
     try:
-        query = AccountingQuery(start="now-31days", users=getpass.getuser(), states="COMPLETED")
-        return frozenset(job.raw_id for job in connect().accounting(query))
+        # With states and without an end sacct looks at the moment of the start alone.
+        month = AccountingQuery(start="now-31days", end="now", users=getpass.getuser(), states="COMPLETED")
+        return frozenset(job.raw_id for job in connect().accounting(month))
     except SlurmError:
         return None
 
