@@ -51,7 +51,7 @@ def matching(weight: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return first[chosen > 0.5], second[chosen > 0.5]
 
 
-class Contest:
+class CardHandovers:
     """Random batches of jobs, and how well a table of weights pairs them."""
 
     def __init__(self, rates: Floats, batches: int, seed: int = 0) -> None:
@@ -125,10 +125,10 @@ def ridge_rates(old: ProfileTable, measured: PairTable, new: ProfileTable) -> Fl
 def _both(profiles: ProfileTable) -> Floats:
     columns = [profiles.column(name) / 100.0 for name in ("gpu_util_mean_pct", "mem_access_mean_pct")]
     columns.append(profiles.column("mem_used_mib") / profiles.column("mem_total_mib"))
-    terms = [np.repeat(column, len(column)) for column in columns]
-    terms += [np.tile(column, len(column)) for column in columns]
-    terms += [np.outer(column, column).ravel() for column in columns]
-    return np.column_stack(terms)
+    costs = [np.repeat(column, len(column)) for column in columns]
+    costs += [np.tile(column, len(column)) for column in columns]
+    costs += [np.outer(column, column).ravel() for column in columns]
+    return np.column_stack(costs)
 
 
 def cell_rates(base: KnowledgeBase, new: ProfileTable) -> Floats:
@@ -174,8 +174,8 @@ def leave_groups_out(profiles: ProfileTable, pairs: PairTable, out: int, say: Ca
         old, new = profiles.take(known), profiles.take(held)
         measured, hidden = among(pairs, set(old.names)), among(pairs, set(new.names))
         rates = rate_table(hidden, new.names)
-        contest = Contest(rates, BATCHES // len(held_back), seed=number)
-        possible.append(contest.oracle - contest.random)
+        handovers = CardHandovers(rates, BATCHES // len(held_back), seed=number)
+        possible.append(handovers.oracle - handovers.random)
         busy, access = new.column("gpu_util_mean_pct"), new.column("mem_access_mean_pct")
         base = fit(old, measured)
         cold = base.predict(new)
@@ -197,7 +197,7 @@ def leave_groups_out(profiles: ProfileTable, pairs: PairTable, out: int, say: Ca
             "product of memory accesses": -np.outer(access, access),
         } | {name: packing_saving_pct(table, table.T) for name, table in tables.items()}
         for name, weight in weights.items():
-            gained.setdefault(name, []).append(contest.outcome(weight) - contest.random)
+            gained.setdefault(name, []).append(handovers.outcome(weight) - handovers.random)
     say(f"{out} of {len(set(profiles.groups))} families held back, {len(held_back)} ways: share of the way to oracle")
     say(f"{'':36s} {'PS':>6s} {'ISD':>6s}")
     shares: dict[str, list[Floats]] = {}
@@ -248,14 +248,14 @@ def v100_observed(profiles: ProfileTable, pairs: PairTable, say: Callable[[str],
         hidden = among(pairs, set(new.names))
         rates = rate_table(hidden, new.names)
         fits = np.isfinite(rates)
-        contest = Contest(np.where(fits, rates, NO_SAVING), BATCHES // 6, seed=number)
-        possible.append(contest.oracle - contest.random)
+        handovers = CardHandovers(np.where(fits, rates, NO_SAVING), BATCHES // 6, seed=number)
+        possible.append(handovers.oracle - handovers.random)
         base = fit(old, among(pairs, set(old.names)))
         for (count, draw), found in gained.items():
             drawn = partners(new.names, count, np.random.default_rng([number, count, draw]))
             table = base.predict(new, among(hidden, set(new.names), drawn)).mean if count else base.predict(new).mean
             table = np.where(fits, table, NO_SAVING)
-            found.append(contest.outcome(packing_saving_pct(table, table.T)) - contest.random)
+            found.append(handovers.outcome(packing_saving_pct(table, table.T)) - handovers.random)
     say("V100, 3 families held back, no telemetry: share of the way to oracle (PS, ISD)")
     for count in (0, 5, 10):
         draws = [np.sum(gained[way], axis=0) / np.sum(possible, axis=0) for way in ways if way[0] == count]
@@ -267,7 +267,7 @@ def v100_learning(pairs: PairTable, say: Callable[[str], None]) -> None:
     rates = rate_table(pairs, tuple(pairs.names))
     known = np.isfinite(rates)
     filled = np.where(known, rates, NO_SAVING)
-    contest = Contest(filled, 60)
+    handovers = CardHandovers(filled, 60)
     rng = np.random.default_rng(0)
     base = default_kb().knowledge()
     places = np.argwhere(known)
@@ -281,7 +281,7 @@ def v100_learning(pairs: PairTable, say: Callable[[str], None]) -> None:
             base.refit()
         table = base.rates(pairs.names, pairs.names)
         mean = np.where(known, table.mean, NO_SAVING)
-        ps, isd = contest.score(packing_saving_pct(mean, mean.T))
+        ps, isd = handovers.score(packing_saving_pct(mean, mean.T))
         say(f"  {done:5d} {ps:6.2f} {isd:6.2f} {np.mean(rates[known] >= table.low[known]):6.3f}")
 
 

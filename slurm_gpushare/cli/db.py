@@ -21,7 +21,7 @@ _LEAST_KEPT_S = 7 * 86_400
 
 @click.group("db")
 def db() -> None:
-    """Look after the store and its records of conduct."""
+    """Look after the store and its records of strikes and broken promises."""
 
 
 # ``gpushare db strikes`` and ``db audit``, for administrators: who was not what was measured, and who was slowed.
@@ -42,9 +42,9 @@ def strikes(user: str | None, days: int, as_json: bool) -> None:
     """
     since_s = time.time() - days * 86_400
     with console.open_store(console.settings(), read_only=True) as store:
-        counts = store.conduct.strikes_by_uid(since_s)
+        counts = store.violations.strikes_by_uid(since_s)
         uid = None if user is None else console.existing_uid(user)
-        found = [item for item in store.conduct.strikes(since_s) if item.uid == uid]
+        found = [item for item in store.violations.strikes(since_s) if item.uid == uid]
     if as_json:
         console.echo_json(
             [{**asdict(item), "user": user_name(item.uid)} for item in (counts if user is None else found)]
@@ -65,7 +65,7 @@ def strikes(user: str | None, days: int, as_json: bool) -> None:
 def audit(days: int, as_json: bool) -> None:
     """List jobs that were slowed past their promise, and by whose job."""
     with console.open_store(console.settings(), read_only=True) as store:
-        found = store.conduct.broken_promises(time.time() - days * 86_400)
+        found = store.violations.broken_promises(time.time() - days * 86_400)
     if as_json:
         console.echo_json([{**asdict(b), "user": user_name(b.uid), "by_user": user_name(b.by_uid)} for b in found])
         return

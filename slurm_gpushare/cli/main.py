@@ -33,7 +33,7 @@ FOR_ADMINISTRATORS = {
     "release": "Give pending jobs that we touched their original requests back.",
     "off": "Take nodes or cards out of sharing at once, without a drain.",
     "on": "Let nodes or cards share again that were taken out.",
-    "db": "Look after the store and its records of conduct.",
+    "db": "Look after the store and its records of strikes and broken promises.",
     "kb": "Fit, show, ask and feed the knowledge base.",
     "metrics": "Print figures for Prometheus, in node_exporter's textfile format.",
 }

@@ -214,7 +214,10 @@ class Comments:
     def _clusters(self, tokens: Collection[str | None], config: Config) -> Callable[[str | None, int], int | None]:
         """Tells the cluster of a token of a user's that was measured on all of the site's models."""
         profiles = self._store.profiles.by_model({token for token in tokens if token})
-        own_names, anew = models_of(self._store.database, config.gpu_models).values(), self._store.conduct.to_measure()
+        own_names, anew = (
+            models_of(self._store.database, config.gpu_models).values(),
+            self._store.violations.to_measure(),
+        )
 
         def cluster_of(token: str | None, uid: int) -> int | None:
             known = [profiles.get(model, {}).get(token or "") for model in own_names]

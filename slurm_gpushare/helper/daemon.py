@@ -409,7 +409,7 @@ class Daemon:
         """Tell the hook that we are alive, and what is new; only after a tick that worked."""
         now_s, changed = time.time(), self._changed
         counts, self._unreported, self._changed = self._unreported, Counter(), False
-        counts.update(self._helper.state.contest.drain())
+        counts.update(self._helper.state.handovers.drain())
         counts.update({f"{ERRORS}{kind}": count for kind, count in self.faults.counts.items()})
         self.faults.counts.clear()
         written = False

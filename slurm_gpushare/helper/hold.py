@@ -271,7 +271,7 @@ class Answerer:
         held_ms = round(1000 * (time.monotonic() - answer.heard_s)) + EPILOG_BEGAN_MS
         for card in answer.emptied:
             if card.node == node:
-                self._helper.state.contest.held(min(held_ms, round(1000 * self._helper.config.epilog_hold_s)))
+                self._helper.state.handovers.held(min(held_ms, round(1000 * self._helper.config.epilog_hold_s)))
 
     async def _give(self, ended: Sequence[EndedJob], answer: _Answer) -> None:
         helper, recent = self._helper, self._helper.recent
@@ -318,7 +318,7 @@ class Answerer:
         if job is None or job.pending:
             return None
         recent.ended(job if job.nodes else _at(job, item.nodes))
-        self._helper.state.contest.ended(job.key)
+        self._helper.state.handovers.ended(job.key)
         return job
 
     async def _place(self, placements: Iterable[Placement], view: View, answer: _Answer) -> bool:
@@ -329,11 +329,11 @@ class Answerer:
             first = placement.how in (How.ALONE, How.UNSHARED) and card in answer.emptied
             outcome = await helper.place(placement, view, answer.outcomes, answer.fresh)
             if outcome is Outcome.DONE and first:
-                helper.state.contest.given(placement.key, card)
+                helper.state.handovers.given(placement.key, card)
             elif outcome is Outcome.MOVED_ON:
                 found = next(iter(await Work(self._slurm.jobs, [placement.key])), None)
                 if first and found is not None and found.running and found.nodes == (card.node,):
-                    helper.state.contest.lost()
+                    helper.state.handovers.lost()
                 helper.recent.update(placement.key, found if found and (found.pending or found.running) else None)
                 return False
         return True

@@ -9,7 +9,7 @@ import numpy as np
 
 from slurm_gpushare.helper.durations import Ahead, given_done, longest_guest_s, mean_duration_s
 from slurm_gpushare.helper.places import Lane, SiteFit, Sites, shared_places
-from slurm_gpushare.helper.rules import NOBODY, VERDICT_S, Lanes, PairRates, Scene, Terms, Waiting
+from slurm_gpushare.helper.rules import NOBODY, VERDICT_S, Lanes, PairCosts, PairRates, Scene, Waiting
 from slurm_gpushare.helper.second_halves import Join
 from slurm_gpushare.helper.snapshot import How, Occupant, PendingJob, Placement, Reasons, Snapshot
 from slurm_gpushare.knowledge.rates import Bools, Floats, Ints, Knowledge, KnowledgeByModel, known_on
@@ -17,7 +17,7 @@ from slurm_gpushare.protocol.policy import PolicySettings
 
 Ranked = tuple[int, PendingJob]
 BLOCK_KINDS = 64
-"""Tokens whose terms are worked out at once; a site with more of them is planned in several blocks.
+"""Tokens whose costs are worked out at once; a site with more of them is planned in several blocks.
 
 With 2,000 tokens on 2,500 cards the guests' gain is 0.2 % less than with blocks of 512, in a third of the time."""
 
@@ -90,7 +90,7 @@ class SiteHalves:
         return Scene(
             waiting=_waiting(guests, guest_kind, self.view.snapshot.now_s),
             lanes=_lanes(there, lanes, lane_kind, self.asked, fit.gpus, self.view.settings),
-            terms=_terms(guest_tokens, lane_tokens, self.knowledge, self.view),
+            costs=_terms(guest_tokens, lane_tokens, self.knowledge, self.view),
             settings=self.view.settings,
             short_s=self.short_s,
             waits_s=lambda some: waits_s[some],
@@ -219,7 +219,7 @@ def _lanes(
     )
 
 
-def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge, view: PlanInput) -> Terms:
+def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge, view: PlanInput) -> PairCosts:
     forward, backward = knowledge.rates(guests, residents), knowledge.rates(residents, guests)
     can_share = np.ones(forward.mean.shape, bool)
     if view.snapshot.never_together:
@@ -229,4 +229,4 @@ def _terms(guests: Sequence[str], residents: Sequence[str], knowledge: Knowledge
             for guest, resident in ((one, other), (other, one)):
                 if guest in row and resident in column:
                     can_share[row[guest], column[resident]] = False
-    return Terms(PairRates.of(forward, backward, can_share), view.settings)
+    return PairCosts(PairRates.of(forward, backward, can_share), view.settings)

@@ -115,7 +115,7 @@ class Placements:
 # Who got the cards that became empty while the next job in the queue was one of ours: we, or Slurm by itself.
 
 
-class Contest:
+class CardHandovers:
     """Counts cards won and lost. A card that we gave to a job is open until that job, or another, has started there."""
 
     def __init__(self) -> None:

@@ -232,7 +232,7 @@ class ProfileWatch:
         found = [
             (running[raw_id], excess) for raw_id, excess in self._check.look(records, by_job, headroom_pct).items()
         ]
-        self._store.conduct.strike([strike(job, beside.get(job.raw_id), why, now_s) for job, why in found])
+        self._store.violations.strike([strike(job, beside.get(job.raw_id), why, now_s) for job, why in found])
         for job, why in found:
             if why.feature == MEMORY:
                 self._store.workloads.raise_memory(token_of(job) or "", int(why.seen) + 1)
@@ -261,7 +261,7 @@ class ProfileWatch:
                 found.append((run, profile.owner_uid, why, beside.job_id if beside else None))
         if new:
             self._store.knowledge.put({PROGRESS: {"last_run": self._last_run}})
-        self._store.conduct.strike(
+        self._store.violations.strike(
             [
                 Strike(uid, run.token, run.job_id, int(now_s), why.feature, why.seen, why.profiled, partner)
                 for run, uid, why, partner in found

@@ -187,7 +187,7 @@ class StoreReader:
                 model: min(profile.mem_total_mib for profile in found.values()) for model, found in profiles.items()
             },
             never_together=self._store.sharing.banned(now_s),
-            measure_anew=self._store.conduct.to_measure(),
+            measure_anew=self._store.violations.to_measure(),
             avoid=avoid,
         )
 

@@ -2,7 +2,7 @@
 
 A *lane* is a place with one sharer and room beside it. All is arrays, so that the helper (thousands of jobs a tick)
 and the simulator (a decision an event) run the same code. Jobs of one *kind* (token) share their rates, so what can be
-said about a pair of kinds is worked out once (`Terms`), not per job. docs/scheduling.md has the rules and formulas.
+said about a pair of kinds is worked out once (`PairCosts`), not per job. docs/scheduling.md has the rules and formulas.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PairRates:
         return cls(guests.mean, guests.low, residents.mean.T, residents.low.T, can_share)
 
 
-class Terms:
-    """On what terms a guest of each kind (row) may join a resident of each kind (column)."""
+class PairCosts:
+    """What it costs if a guest of each kind (row) joins a resident of each kind (column), and whether it may."""
 
     def __init__(self, rates: PairRates, settings: PolicySettings) -> None:
         slowest = 1.0 / (1.0 + settings.guest_cap_pct / 100.0)
@@ -83,7 +83,7 @@ class Waiting:
     """Pending jobs that may join somebody, by row, in priority order."""
 
     rank: Ints  # place in the whole queue, other people's jobs included
-    kind: Ints  # row of the terms
+    kind: Ints  # row of the costs
     low_s: Floats  # duration alone, if it is short
     expected_s: Floats  # the middle: what gains are counted with
     high_s: Floats  # if it is long
@@ -96,7 +96,7 @@ class Waiting:
 class Lanes:
     """Residents with room beside them, by column."""
 
-    kind: Ints  # column of the terms
+    kind: Ints  # column of the costs
     budget_s: Floats  # delay that it may still suffer, if its run is short
     expected_budget_s: Floats  # the same, if its run is as long as expected
     bears: Floats  # delay that it may suffer for each second left, if somebody stays until it ends
@@ -135,7 +135,7 @@ class Scene:
 
     waiting: Waiting
     lanes: Lanes
-    terms: Terms
+    costs: PairCosts
     settings: PolicySettings
     short_s: float  # jobs of at most this are short
     waits_s: Callable[[Ints], Floats]  # how long these can expect to wait for a whole place; asked only where it counts
@@ -166,7 +166,7 @@ class Offers:
         self.d = waiting.expected_s[rows][:, None]
         self.high_s = waiting.high_s[rows][:, None]
         self.left_s = lanes.left_s[columns]
-        self.stay_s, self.delay_s = _together(self.d, self.left_s, scene.terms, self.cell)
+        self.stay_s, self.delay_s = _together(self.d, self.left_s, scene.costs, self.cell)
         self.sooner_s: Floats = wait_s[:, None] + self.d - self.stay_s - self.delay_s
         """By how much both together are done sooner than if the guest waits."""
         self.gain_s = self.sooner_s
@@ -189,20 +189,20 @@ class Offers:
 
     def at_worst(self) -> tuple[Floats, Floats]:
         """How long those who are there share at worst until they end, and what it costs who came last."""
-        shared_s = self.scene.lanes.left_high_s[self.columns] / self.of(self.scene.terms.resident_low)
-        return shared_s, shared_s * (1.0 - 1.0 / self.of(self.scene.terms.stay_high))
+        shared_s = self.scene.lanes.left_high_s[self.columns] / self.of(self.scene.costs.resident_low)
+        return shared_s, shared_s * (1.0 - 1.0 / self.of(self.scene.costs.stay_high))
 
 
-def _together(d: Floats, left_s: Floats, terms: Terms, cell: tuple[Ints, ...]) -> tuple[Floats, Floats]:
+def _together(d: Floats, left_s: Floats, costs: PairCosts, cell: tuple[Ints, ...]) -> tuple[Floats, Floats]:
     """How long guests of duration `d` stay, and how much they delay residents that have `left_s` to go.
 
     The one that ends later goes on alone, at full speed.
     """
-    stay, delay = d * terms.stay[cell], d * terms.delay[cell]
-    to_the_end = left_s * (1.0 / terms.resident_mean[cell] - 1.0)
+    stay, delay = d * costs.stay[cell], d * costs.delay[cell]
+    to_the_end = left_s * (1.0 / costs.resident_mean[cell] - 1.0)
     shared = left_s + to_the_end
     with np.errstate(invalid="ignore"):  # a resident without an end: inf - inf, which nobody looks at
-        stays = np.where(stay <= shared, stay, shared + d - shared / terms.stay[cell])
+        stays = np.where(stay <= shared, stay, shared + d - shared / costs.stay[cell])
     return stays, np.minimum(delay, to_the_end)
 
 
@@ -231,11 +231,11 @@ def _promised(offers: Offers) -> Bools:
     In a trial that is measured within seconds and can be stopped, the rates are at their worst, and durations as
     expected: it is not to be feared that all goes wrong at once.
     """
-    terms, lanes = offers.scene.terms, offers.scene.lanes
-    longest, to_the_end = offers.of(terms.longest), offers.of(terms.to_the_end)
+    costs, lanes = offers.scene.costs, offers.scene.lanes
+    longest, to_the_end = offers.of(costs.longest), offers.of(costs.to_the_end)
     kept: Bools = offers.high_s <= longest * lanes.budget_s[offers.columns]
     kept = kept | (to_the_end <= lanes.bears[offers.columns])
-    if offers.scene.settings.stops and (trial := offers.of(terms.explored)).any():
+    if offers.scene.settings.stops and (trial := offers.of(costs.explored)).any():
         budget_s = lanes.expected_budget_s[offers.columns]
         with np.errstate(invalid="ignore"):  # a resident without an end
             kept = kept | (trial & ((offers.d <= longest * budget_s) | (to_the_end * offers.left_s <= budget_s)))
@@ -249,25 +249,25 @@ def _worth_a_trial(offers: Offers) -> Bools:
     sooner than by waiting even so. The verdict comes within seconds, and may spare the next ones such a stay.
     """
     scene, (guests, residents) = offers.scene, offers.scene.on_trial
-    terms, waiting, lanes = scene.terms, scene.waiting, scene.lanes
-    trial = offers.of(terms.explored)
+    costs, waiting, lanes = scene.costs, scene.waiting, scene.lanes
+    trial = offers.of(costs.explored)
     if not trial.any():
         return _EVERYBODY
     d, run_s, left_s = offers.d, offers.d, offers.left_s
     if not scene.settings.stops:
         d, run_s = offers.high_s, waiting.low_s[offers.rows][:, None]
         left_s = lanes.left_high_s[offers.columns]
-    stay = offers.of(terms.stay_high)
-    lost_s = left_s / offers.of(terms.resident_low) * (1.0 - 1.0 / stay)
+    stay = offers.of(costs.stay_high)
+    lost_s = left_s / offers.of(costs.resident_low) * (1.0 - 1.0 / stay)
     kept = lost_s <= scene.settings.guest_cap_pct / 100.0 * run_s
-    kept |= d * (stay + offers.of(terms.delay_high)) < offers.wait_s[:, None] + offers.d
+    kept |= d * (stay + offers.of(costs.delay_high)) < offers.wait_s[:, None] + offers.d
     on_trial = guests[waiting.kind[offers.rows]][:, None] | residents[lanes.kind[offers.columns]]
     allowed: Bools = ~trial | (kept & ~on_trial)
     return allowed
 
 
 def _outlives_s(offers: Offers) -> Floats:
-    return offers.of(offers.scene.terms.outlives) * offers.scene.lanes.limit_left_s[offers.columns]
+    return offers.of(offers.scene.costs.outlives) * offers.scene.lanes.limit_left_s[offers.columns]
 
 
 def _first_in_queue(offers: Offers) -> Bools:
@@ -281,7 +281,7 @@ def _nobody_held_up(offers: Offers) -> Bools:
     leaves = offers.scene.waiting.limit_s[offers.rows][:, None] <= _outlives_s(offers)
     if (whole := offers.scene.lanes.wanted_whole) is not None:
         before = whole[offers.columns] < offers.scene.waiting.rank[offers.rows][:, None]
-        stay_s = offers.high_s * offers.of(offers.scene.terms.stay_high)
+        stay_s = offers.high_s * offers.of(offers.scene.costs.stay_high)
         leaves &= ~before | (stay_s <= offers.left_s)
     if (next_rank := offers.scene.lanes.next_rank) is not None:
         before = next_rank[offers.columns] < offers.scene.waiting.rank[offers.rows][:, None]
@@ -304,15 +304,15 @@ def _in_time(offers: Offers, lost_s: Floats, resident_lost_s: Floats) -> Bools:
 
 def _within_limits(offers: Offers) -> Bools:
     """Neither dies at its time limit if the rates are at their worst and both run for long."""
-    terms, left_s = offers.scene.terms, offers.scene.lanes.left_high_s[offers.columns]
+    costs, left_s = offers.scene.costs, offers.scene.lanes.left_high_s[offers.columns]
     with np.errstate(invalid="ignore"):
-        to_the_end = left_s * (1.0 / offers.of(terms.resident_low) - 1.0)
-        resident_lost_s = np.fmin(offers.high_s * offers.of(terms.delay_high), to_the_end)
-    return _in_time(offers, offers.high_s * (offers.of(terms.stay_high) - 1.0), resident_lost_s)
+        to_the_end = left_s * (1.0 / offers.of(costs.resident_low) - 1.0)
+        resident_lost_s = np.fmin(offers.high_s * offers.of(costs.delay_high), to_the_end)
+    return _in_time(offers, offers.high_s * (offers.of(costs.stay_high) - 1.0), resident_lost_s)
 
 
 def _worst_pct(offers: Offers) -> Floats:
-    return (offers.of(offers.scene.terms.stay_high) - 1.0) * 100.0
+    return (offers.of(offers.scene.costs.stay_high) - 1.0) * 100.0
 
 
 def _own_cap(offers: Offers) -> Bools:
@@ -322,7 +322,7 @@ def _own_cap(offers: Offers) -> Bools:
 
 
 _EVERYBODY: Bools = np.ones((1, 1), bool)
-NEVER_TOGETHER = Rule(Code.FORBIDDEN, lambda offers: offers.of(offers.scene.terms.can_share))
+NEVER_TOGETHER = Rule(Code.FORBIDDEN, lambda offers: offers.of(offers.scene.costs.can_share))
 
 RULES: tuple[Rule, ...] = (
     Rule(Code.PLACE, _of_site(lambda fit, offers: fit.room(offers.rows, offers.columns))),
@@ -347,7 +347,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Code.EXPLORATION, _worth_a_trial),
     Rule(  # nothing is tried where nobody would see how it goes
         Code.NOT_MEASURABLE,
-        _of_site(lambda fit, offers: ~offers.of(offers.scene.terms.explored) | fit.measurable(offers.columns)),
+        _of_site(lambda fit, offers: ~offers.of(offers.scene.costs.explored) | fit.measurable(offers.columns)),
     ),
     Rule(
         Code.PRIORITY,
@@ -380,13 +380,13 @@ def _successor_promised(offers: Offers) -> Bools:
 
 
 def _bears_successor(offers: Offers) -> Bools:
-    return 1.0 / offers.of(offers.scene.terms.resident_low) - 1.0 <= offers.scene.lanes.bears[offers.columns]
+    return 1.0 / offers.of(offers.scene.costs.resident_low) - 1.0 <= offers.scene.lanes.bears[offers.columns]
 
 
 def _ends_last(offers: Offers) -> Bools:
     """Else it is an ordinary guest."""
-    terms = offers.scene.terms
-    last: Bools = offers.d * offers.of(terms.stay) >= offers.left_s / offers.of(terms.resident_mean)
+    costs = offers.scene.costs
+    last: Bools = offers.d * offers.of(costs.stay) >= offers.left_s / offers.of(costs.resident_mean)
     return last
 
 

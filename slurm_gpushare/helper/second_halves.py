@@ -115,18 +115,18 @@ def choose_guests(scene: Scene) -> list[Join]:
 
 def _sieved(scene: Scene) -> Ints:
     """Jobs that some lane might take, shortest first: by kind, before anybody is looked at one by one."""
-    waiting, lanes, terms = scene.waiting, scene.lanes, scene.terms
+    waiting, lanes, costs = scene.waiting, scene.lanes, scene.costs
 
     def most(values: Floats) -> Floats:
         """Of the lanes of each kind."""
-        found = np.full(terms.longest.shape[1], -1.0)
+        found = np.full(costs.longest.shape[1], -1.0)
         np.maximum.at(found, lanes.kind, values)
         return found
 
     budget_s = np.maximum(lanes.budget_s, lanes.expected_budget_s)
     bears = np.maximum(lanes.bears, lanes.expected_budget_s / np.maximum(lanes.left_s, 1e-9))
-    longest = np.where(terms.to_the_end <= most(bears), np.inf, terms.longest * most(budget_s)).max(axis=1)
-    outlives = (terms.outlives * most(lanes.limit_left_s)).max(axis=1)
+    longest = np.where(costs.to_the_end <= most(bears), np.inf, costs.longest * most(budget_s)).max(axis=1)
+    outlives = (costs.outlives * most(lanes.limit_left_s)).max(axis=1)
     fits = waiting.expected_s <= np.minimum(longest[waiting.kind], scene.short_s)
     fits &= (waiting.limit_s <= outlives[waiting.kind]) | (waiting.rank <= lanes.wanted_rank.max())
     rows = np.flatnonzero(fits)
@@ -165,7 +165,7 @@ def _join(offers: Offers, i: int, j: int, succeeds: bool = False) -> Join:
     gain = offers.sooner_s if succeeds else offers.gain_s
     stay_s, delay_s, gain_s = (float(table[i, j]) for table in (offers.stay_s, offers.delay_s, gain))
     guest, lane = int(offers.rows[i]), int(offers.columns[j])
-    explored = not succeeds and bool(offers.scene.terms.explored[offers.cell][i, j])
+    explored = not succeeds and bool(offers.scene.costs.explored[offers.cell][i, j])
     return Join(guest, lane, float(offers.d[i, 0]), stay_s, delay_s, gain_s, explored, succeeds)
 
 
@@ -296,7 +296,7 @@ def complementary(cluster: int | None, other: int | None, partners: tuple[int, .
 
 def join_without_promises(scene: Scene) -> list[Join]:
     """Who joins whom under the policy named in the settings: only what is hard counts."""
-    settings, waiting, lanes, terms = scene.settings, scene.waiting, scene.lanes, scene.terms
+    settings, waiting, lanes, costs = scene.settings, scene.waiting, scene.lanes, scene.costs
     wait_s = scene.waits_s(np.arange(len(waiting.kind)))
     random = np.random.default_rng(settings.seed)
     free = np.ones(len(lanes.kind), bool)
@@ -316,6 +316,6 @@ def join_without_promises(scene: Scene) -> list[Join]:
         lane = int(random.choice(allowed) if settings.policy == "random" else allowed[0])
         free[lane] = False
         d, cell = float(waiting.expected_s[i]), (waiting.kind[i], lanes.kind[lane])
-        stay, delay = d * float(terms.stay[cell]), d * float(terms.delay[cell])
+        stay, delay = d * float(costs.stay[cell]), d * float(costs.delay[cell])
         joins.append(Join(i, lane, d, stay, delay, float(wait_s[i]) + d - stay - delay))
     return joins

@@ -14,7 +14,7 @@ from slurm_gpushare.helper.durations import RecentDurations
 from slurm_gpushare.helper.loop import Faults
 from slurm_gpushare.helper.observe import LostShards
 from slurm_gpushare.helper.pairs import Ledger, SpanKeeper
-from slurm_gpushare.helper.placements import Contest, Placements, RecentView
+from slurm_gpushare.helper.placements import CardHandovers, Placements, RecentView
 from slurm_gpushare.helper.preemption import Preemptors
 from slurm_gpushare.helper.profile_check import ProfileWatch
 from slurm_gpushare.helper.queue_facts import SiteCache, StoreReader
@@ -54,12 +54,12 @@ class State:
         self.pairs = Ledger(stopwatch)
         self.spans = SpanKeeper(store, slurm)
         self.watch = Watch(store, slurm, self.pairs)
-        self.conduct = ProfileWatch(store)
+        self.profile_watch = ProfileWatch(store)
         # Jobs on their way to a card.
         self.recent = RecentView()
         self.changer = Changer(slurm, self.recent, dry_run=dry_run)
         self.placements = Placements()
-        self.contest = Contest()
+        self.handovers = CardHandovers()
         self.answering: set[str] = set()
         """Nodes that are being answered: a tick leaves their cards alone."""
         self.somebody_waits = False

@@ -198,7 +198,7 @@ class Helper:
         snapshot = with_open_cards(view.snapshot) if in_shadow else view.snapshot
         view = replace(view, snapshot=replace(snapshot, mean_duration_s=mean_s))
         self.recent.take(view, facts, self._changer.asked_s)
-        self.state.contest.settle(view.jobs, view.cards, self._changer.asked_s)
+        self.state.handovers.settle(view.jobs, view.cards, self._changer.asked_s)
         return view
 
     async def _follow_comments(self, view: View, report: TickReport) -> None:
@@ -221,8 +221,8 @@ class Helper:
         with self.faults.contained("spans", *NOBODY_ANSWERS):
             await state.spans.keep(changes, view.now_s)
         with self.faults.contained("profiles", *NOBODY_ANSWERS):
-            state.decisions += state.conduct.look(jobs, records, changes.now, view.now_s, headroom_pct)
-            state.decisions += state.conduct.ended(view.now_s, headroom_pct)
+            state.decisions += state.profile_watch.look(jobs, records, changes.now, view.now_s, headroom_pct)
+            state.decisions += state.profile_watch.ended(view.now_s, headroom_pct)
         await self._keep_promises(changes, view, report)
         if self.config.extend_time_limit:
             await self._extend(view, report)

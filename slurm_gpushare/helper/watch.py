@@ -103,7 +103,7 @@ class Watch:
             seen = self._measured.take(pair, records, by_model.get(pair.card_model, {}))
             self._ledger.measured(pair.key, seen.rate(pair.resident), seen.rate(pair.guest))
         costs = self._ledger.sharing() if pairs else {}
-        anew = self._store.conduct.to_measure() if pairs else frozenset()
+        anew = self._store.violations.to_measure() if pairs else frozenset()
         for pair in (self._ledger.pairs[pair.key] for pair in pairs if pair.key in self._ledger.pairs):
             seen, profiles = self._measured.of(pair), by_model.get(pair.card_model, {})
             now = _Look(profiles, costs, anew, view, config)
@@ -165,11 +165,11 @@ class Watch:
                     int(now_s), job.raw_id, job.uid, by.raw_id, by.uid, pair.card.node, pair.card.index,
                     round(promise.promise_pct, 1), round(promise.slowed_pct, 1),
                 )  # fmt: skip
-                self._store.conduct.broke([entry])
+                self._store.violations.broke([entry])
 
     def _ran_on(self, job: Job, now_s: float) -> Mark:
         """Somebody let it go on in its pause: its owner, or who has another job or a login there."""
-        self._store.conduct.strike([strike(job, None, Excess(PAUSED, 0.0, 0.0), now_s)])
+        self._store.violations.strike([strike(job, None, Excess(PAUSED, 0.0, 0.0), now_s)])
         log.warning(RAN_ON, job=job.key, uid=job.uid)
         return self.pauses.mark_woken(job, "somebody let it go on in its pause", now_s)
 

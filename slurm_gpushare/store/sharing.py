@@ -226,8 +226,8 @@ class BrokenPromise:
     slowed_pct: float
 
 
-class Conduct(Subject):
-    """``store.conduct``: decisions that name other users, for administrators."""
+class Violations(Subject):
+    """``store.violations``: decisions that name other users, for administrators."""
 
     def strike(self, strikes: Collection[Strike]) -> None:
         """Record strikes; from now on their tokens share only after a run on a whole card."""

@@ -16,7 +16,7 @@ from sqlalchemy import delete, func, select
 from slurm_gpushare.store import schema
 from slurm_gpushare.store.database import Database, Subject, insert_many
 from slurm_gpushare.store.schema import known_migrations, migrate, require_current
-from slurm_gpushare.store.sharing import Conduct, Observations, SharingSpans
+from slurm_gpushare.store.sharing import Observations, SharingSpans, Violations
 from slurm_gpushare.store.spool import Inbox, StopOrders
 from slurm_gpushare.store.statements import Counters
 from slurm_gpushare.store.stored_jobs import Decisions, InterimRecords, Jobs, Runs
@@ -43,7 +43,7 @@ class Store:
         self.jobs = Jobs(self.database)
         self.sharing = SharingSpans(self.database)
         self.decisions = Decisions(self.database)
-        self.conduct = Conduct(self.database)
+        self.violations = Violations(self.database)
         self.counters = Counters(self.database)
         self.inbox = Inbox(self.database)
         self.stop_orders = StopOrders(self.database)

@@ -11,7 +11,7 @@ from slurm_gpushare.helper.durations import Ahead, longest_guest_s
 from slurm_gpushare.helper.pair_speeds import FULL_WEIGHT_S, VERDICT_WEIGHT
 from slurm_gpushare.helper.places import expected_waits_s
 from slurm_gpushare.helper.rules import NOBODY as NO_RANK
-from slurm_gpushare.helper.rules import VERDICT_S, Lanes, PairRates, Scene, Terms, Waiting, take
+from slurm_gpushare.helper.rules import VERDICT_S, Lanes, PairCosts, PairRates, Scene, Waiting, take
 from slurm_gpushare.helper.second_halves import Join, steps
 from slurm_gpushare.knowledge.interference import Interference, Telemetry
 from slurm_gpushare.knowledge.kb import default_kb
@@ -29,7 +29,7 @@ LOOKS = ((VERDICT_S, VERDICT_WEIGHT), (FULL_WEIGHT_S, 1.0 - VERDICT_WEIGHT))
 MOST_REFITTED = 2000
 """Up to so many pairings seen, all is solved anew each time that their number has doubled; then it changes little."""
 REFRESH = 0.01
-"""The terms follow the observations each time that these have grown by so much: early ones at once."""
+"""The costs follow the observations each time that these have grown by so much: early ones at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class BelievedRates:
         self._learns = learns
         self._seen = self._used = self._ended = 0
         self._begun = [0] * len(LOOKS)
-        self._terms: Terms | None = None
+        self._terms: PairCosts | None = None
 
-    def terms(self) -> Terms:
+    def costs(self) -> PairCosts:
         if self._terms is None or self._seen - self._used > REFRESH * self._used:
             self._used, table = self._seen, self._start
             if isinstance(table, LearnedKnowledge):
@@ -83,7 +83,7 @@ class BelievedRates:
                     self._solved = self._seen
                     table.refit()
                 table = table.rates(self._names, self._names)
-            self._terms = Terms(PairRates.of(table, table, self._can_share), self._settings)
+            self._terms = PairCosts(PairRates.of(table, table, self._can_share), self._settings)
         return self._terms
 
     def saw(self, world: World) -> None:
@@ -163,7 +163,7 @@ class SimulatedHalves:
         return Scene(
             waiting=take(self._waiting, rows),
             lanes=take(self._lanes, columns),
-            terms=self.policy.seen.terms(),
+            costs=self.policy.seen.costs(),
             settings=self.policy.settings,
             short_s=self.short_s,
             waits_s=lambda some: self._waits_s(self.ranks[rows[some]]),

@@ -110,7 +110,7 @@ def test_what_an_outsider_takes_is_no_neighbours_fault(testbed: Testbed, verdict
             tick(site, daemon)
         record = site.store.live.of_jobs({int(resident)})[int(resident)]
     done = kinds(site, guest) & {"paused", "requeued", "slowed"}
-    broken, banned = site.store.conduct.broken_promises(), site.store.sharing.banned(0.0)
+    broken, banned = site.store.violations.broken_promises(), site.store.sharing.banned(0.0)
     said = OUTSIDE in record.shared.stats and site.store.counters.all().get(OUTSIDERS, 0) > 0
     nothing = not done and not broken and not banned
     verdict("half of a card used from outside any job, to have an innocent neighbour blamed",

@@ -113,7 +113,7 @@ def test_who_wakes_its_paused_job_up_is_noticed(testbed: Testbed, verdict: Verdi
     wakes = WAKE if how == "kill" else "while sleep 0.5; do scancel -s CONT --full {job}; scancel -s CONT {job}; done"
     site.wait_running([as_user(site, wakes.format(job=guest), f"--nodelist={site.jobs()[guest].nodes[0]}")])
     noticed = after_ticks(site, daemon, lambda: "ran-while-paused" in kinds(site, guest))
-    strikes = [item.feature for item in site.store.conduct.strikes() if item.uid == GAMES]
+    strikes = [item.feature for item in site.store.violations.strikes() if item.uid == GAMES]
     record = site.store.live.of_jobs({int(guest)})[int(guest)]
     woken = record.woken
     again = after_ticks(site, daemon, lambda: site.store.live.of_jobs({int(guest)})[int(guest)].woken > woken)
@@ -207,7 +207,7 @@ def test_who_idles_beside_its_guest_gets_nobody_paused(testbed: Testbed, verdict
     for _ in range(3):
         tick(site, daemon)
     done = kinds(site, guest) & {"paused", "requeued", "slowed"}
-    broken = site.store.conduct.broken_promises()
+    broken = site.store.violations.broken_promises()
     verdict("idling beside a neighbour to have it paused", "nothing is done to it, no promise counts as broken",
             f"{'nothing' if not done else sorted(done)} is done to it, {'no' if not broken else len(broken)} promise "
             "counts as broken")  # fmt: skip

@@ -17,7 +17,7 @@ from slurm_gpushare.helper import act
 from slurm_gpushare.helper.hold import Answerer, Board, EndedJob
 from slurm_gpushare.helper.loop import at_once
 from slurm_gpushare.helper.occupancy import CardShare, CardUse, GpuAddress, placed_card
-from slurm_gpushare.helper.placements import Contest
+from slurm_gpushare.helper.placements import CardHandovers
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.settings import Config, parse_config
@@ -38,36 +38,36 @@ def placed(key: str = "7", **changes: Any) -> Job:
 
 class TestContest:
     @pytest.fixture
-    def contest(self) -> Contest:
-        contest = Contest()
-        contest.given("7", CARD)
-        return contest
+    def handovers(self) -> CardHandovers:
+        handovers = CardHandovers()
+        handovers.given("7", CARD)
+        return handovers
 
-    def test_a_card_is_won_when_the_job_runs_there(self, contest: Contest) -> None:
+    def test_a_card_is_won_when_the_job_runs_there(self, handovers: CardHandovers) -> None:
         started = running("7", "n0", "gres/shard:v100_0:1", tag=f"{TAG};g=n0:0")
-        contest.settle({"7": placed()}, {CARD: CardUse(2)}, time.monotonic())
-        assert contest.drain() == {}
-        contest.settle({"7": started}, {}, time.monotonic())
-        assert contest.drain() == {"cards_won": 1}
+        handovers.settle({"7": placed()}, {CARD: CardUse(2)}, time.monotonic())
+        assert handovers.drain() == {}
+        handovers.settle({"7": started}, {}, time.monotonic())
+        assert handovers.drain() == {"cards_won": 1}
 
-    def test_a_card_is_won_by_a_job_that_ran_between_two_ticks(self, contest: Contest) -> None:
-        contest.ended("7")
-        contest.ended("8")
-        assert contest.drain() == {"cards_won": 1}
+    def test_a_card_is_won_by_a_job_that_ran_between_two_ticks(self, handovers: CardHandovers) -> None:
+        handovers.ended("7")
+        handovers.ended("8")
+        assert handovers.drain() == {"cards_won": 1}
 
-    def test_a_card_is_lost_when_somebody_else_runs_there(self, contest: Contest) -> None:
+    def test_a_card_is_lost_when_somebody_else_runs_there(self, handovers: CardHandovers) -> None:
         other = CardShare(running("9", "n0", "gres/gpu:v100_0:1"), 2, whole=True)
-        contest.settle({"7": placed()}, {CARD: CardUse(2, [other])}, time.monotonic())
-        assert contest.drain() == {"cards_lost": 1}
+        handovers.settle({"7": placed()}, {CARD: CardUse(2, [other])}, time.monotonic())
+        assert handovers.drain() == {"cards_lost": 1}
 
-    def test_what_a_tick_read_before_the_answer_says_nothing(self, contest: Contest) -> None:
-        contest.settle({"7": job("7", tag=TAG)}, {CARD: CardUse(2)}, time.monotonic() - 10)
-        assert contest.drain() == {}
+    def test_what_a_tick_read_before_the_answer_says_nothing(self, handovers: CardHandovers) -> None:
+        handovers.settle({"7": job("7", tag=TAG)}, {CARD: CardUse(2)}, time.monotonic() - 10)
+        assert handovers.drain() == {}
 
-    def test_a_cancelled_job_neither_wins_nor_loses(self, contest: Contest) -> None:
-        contest.settle({}, {CARD: CardUse(2)}, time.monotonic())
-        contest.ended("7")
-        assert contest.drain() == {}
+    def test_a_cancelled_job_neither_wins_nor_loses(self, handovers: CardHandovers) -> None:
+        handovers.settle({}, {CARD: CardUse(2)}, time.monotonic())
+        handovers.ended("7")
+        assert handovers.drain() == {}
 
 
 class Scene:
@@ -113,7 +113,7 @@ class TestAnswer:
         assert scene.slurm.written[0] == ("update", "7")
         assert placed_card(scene.slurm.queue["7"]) == CARD
         assert scene.answers() == "1"
-        assert scene.helper.state.contest.drain()["holds"] == 1
+        assert scene.helper.state.handovers.drain()["holds"] == 1
 
     def test_a_plain_job_that_ranks_higher_gets_it_from_slurm(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path, [waits("8", 50), waits("7", 100, tag="")])
@@ -133,7 +133,7 @@ class TestAnswer:
         scene.slurm.started["7"] = running("7", "n0", "gres/gpu:v100_0:1", tag=TAG)
         scene.end("1")
         assert scene.slurm.written == []
-        assert scene.helper.state.contest.drain()["cards_lost"] == 1
+        assert scene.helper.state.handovers.drain()["cards_lost"] == 1
 
     def test_a_node_that_drains_gets_nobody(self, tmp_path: Path) -> None:
         scene = Scene(tmp_path, [waits("7", 100)])

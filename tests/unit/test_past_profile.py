@@ -138,8 +138,8 @@ def strike(site: Site) -> None:
 
 def test_a_strike_is_counted_for_the_user(site: Site) -> None:
     strike(site)
-    assert [(item.uid, item.strikes, item.tokens) for item in site.store.conduct.strikes_by_uid()] == [(ALICE, 1, 1)]
-    (one,) = [s for s in site.store.conduct.strikes() if s.uid == ALICE]
+    assert [(item.uid, item.strikes, item.tokens) for item in site.store.violations.strikes_by_uid()] == [(ALICE, 1, 1)]
+    (one,) = [s for s in site.store.violations.strikes() if s.uid == ALICE]
     assert (one.token, one.job_id, one.feature, one.seen) == (A, 7, "mem_used_mib", 9000.0)
     assert site.store.counters.all()["strikes"] == 1
     found = site.store.profiles.get(A)
@@ -156,9 +156,9 @@ def test_short_jobs_past_their_profile_become_a_strike_when_their_records_come_i
         )
         noted = watch.ended(NOW, 5.0)
     assert [(decision.job_id, decision.kind, decision.partner_job) for decision in noted] == [(8, "past-profile", 9)]
-    (one,) = [s for s in site.store.conduct.strikes() if s.uid == ALICE]
+    (one,) = [s for s in site.store.violations.strikes() if s.uid == ALICE]
     assert (one.token, one.feature, one.partner_job) == (A, "gpu_util_mean_pct", 9)
-    assert A in site.store.conduct.to_measure()
+    assert A in site.store.violations.to_measure()
     assert ProfileWatch(site.store).ended(NOW, 5.0) == [], "a helper that starts anew goes on where it was"
 
 

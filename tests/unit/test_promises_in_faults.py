@@ -59,7 +59,7 @@ BOUNDARY: dict[str, Callable[[Scene], tuple[Any, str]]] = {
     "comments": lambda scene: (scene.slurm, "comments"),
     "spans begin": lambda scene: (scene.helper._store.sharing, "begin"),
     "spans are read": lambda scene: (scene.helper.state.spans, "keep"),
-    "profiles are checked": lambda scene: (scene.helper.state.conduct, "look"),
+    "profiles are checked": lambda scene: (scene.helper.state.profile_watch, "look"),
     "placements are taken back": lambda scene: (scene.helper.state.placements, "overdue"),
     "plan": lambda scene: (tick_module, "plan"),
     "reasons": lambda scene: (scene.helper.state.reasons, "update"),
@@ -156,4 +156,4 @@ def test_a_reload_in_a_pause_ends_it_no_sooner_and_counts_one_broken_promise(
         paused = f"{GUEST.admin_comment};p={int(since_s or NOW)}s"
         scene.tick(RESIDENT, replace(GUEST, admin_comment=paused, tag=parse_tag(paused)))
     assert scene.helper.state.watch.pauses.since_s(2) == since_s
-    assert len(list(scene.helper._store.conduct.broken_promises())) <= 1
+    assert len(list(scene.helper._store.violations.broken_promises())) <= 1

@@ -62,7 +62,7 @@ def test_a_store_of_an_older_release_keeps_every_row(old: Database, store_url: s
         row = {"job": 5, "at_s": 50.0, "body": made}
         connection.execute(text("INSERT INTO interim VALUES (:job, 'gpu0', 0, 0, 'r5', 2, :at_s, :body)"), row)
     with Store.create(store_url) as store:
-        assert store.conduct.to_measure() == {"gs-a"}
+        assert store.violations.to_measure() == {"gs-a"}
         with store.database.read() as connection:
             workloads = connection.execute(select(schema.workload).order_by("token")).all()
             runs = connection.execute(select(schema.run).order_by("run_id")).all()
@@ -74,11 +74,11 @@ def test_a_store_of_an_older_release_keeps_every_row(old: Database, store_url: s
         assert store.knowledge.clusters("V100") == (12, {"k": 4})
         assert store.knowledge.get("clusters/V100/3") == {"k": 3}
         assert store.knowledge.clusters("A100") == (13, {"k": 5})
-        assert [s for s in store.conduct.strikes() if s.uid == 1001] == [
+        assert [s for s in store.violations.strikes() if s.uid == 1001] == [
             Strike(1001, "gs-a", 7, 100, "mem_used_mib", 9000.5, 4000.0),
             Strike(1001, "gs-a", 8, 101, "mgup", 80.0, 20.0, 9),
         ]
-        assert store.conduct.broken_promises() == [BrokenPromise(200, 7, 1001, 8, 1002, "gpu0", 1, 25.0, 40.5)]
+        assert store.violations.broken_promises() == [BrokenPromise(200, 7, 1001, 8, 1002, "gpu0", 1, 25.0, 40.5)]
         assert store.decisions.of_jobs([7, 8]) == [], "what names other users is for administrators"
         assert [(row.run_id, row.state, row.seq) for row in runs] == [
             ("r-foreign", "dropped", 9), ("r-known", "kept", 4), ("r5", "running", 2),
@@ -100,4 +100,4 @@ def test_a_migration_that_was_cut_short_copies_nothing_twice(old: Database, stor
             for statement in step.statements[:-3]:
                 connection.exec_driver_sql(statement)
     with Store.create(store_url) as store:
-        assert len([s for s in store.conduct.strikes() if s.uid == 1001]) == 2
+        assert len([s for s in store.violations.strikes() if s.uid == 1001]) == 2

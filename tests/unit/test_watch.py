@@ -255,7 +255,7 @@ def test_a_resident_that_idles_on_purpose_gets_nobody_paused(
     scene = Scene(tmp_path, monkeypatch, since_s=since_s, guest_tag=";r=1")
     assert scene.look(record(1, 80.0, 4.0, card_pct=34.0), record(2, 30.0, 30.0, card_pct=34.0)) == []
     assert scene.store.sharing.banned(NOW) == set()
-    assert scene.store.conduct.broken_promises() == []
+    assert scene.store.violations.broken_promises() == []
     assert scene.ledger.sharing()[1].lost_s == 0.0, "no time is given back for it"
     assert not scene.watch.measured(1)
     (span,) = scene.store.sharing.open()
@@ -296,7 +296,7 @@ def test_no_alarm_from_what_could_be_chance(tmp_path: Path, monkeypatch: pytest.
 def test_pausing_cannot_help_a_guest_that_is_slowed_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(tmp_path, monkeypatch, since_s=4000)
     assert scene.look(record(1, 80.0, 80.0), record(2, 80.0, 20.0)) == ["slowed", "slowed"], "no requeue unasked"
-    (broken,) = scene.store.conduct.broken_promises()
+    (broken,) = scene.store.violations.broken_promises()
     assert (broken.job_id, broken.by_job, broken.node, broken.gpu_index) == (2, 1, "n0", 0)
     assert broken.promised_pct == 50.0 < broken.slowed_pct
 
