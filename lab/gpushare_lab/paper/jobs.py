@@ -31,18 +31,21 @@ class Queue:
     spread: float = 1.0
     """Of the logarithm of what jobs take."""
 
+    def __post_init__(self) -> None:
+        each = CLUSTERS * self.runs
+        if self.jobs < each or self.jobs % each:
+            raise BadInput(
+                f"{self.jobs} jobs cannot be divided among {CLUSTERS} clusters of workloads with {self.runs} runs each",
+                f"Take a multiple of {each}.",
+            )
+
 
 def paper_jobs(pairs: Path | None, queue: Queue, seed: int = 0, profiles: Path | None = None) -> list[Training]:
     """The jobs in the order of their submission: a third of the workloads of each cluster, shuffled.
 
     `profiles` has the measured telemetry of the jobs of `pairs`; without it telemetry is inferred from their rates.
     """
-    each, left = divmod(queue.jobs, CLUSTERS * queue.runs)
-    if each < 1 or left:
-        raise BadInput(
-            f"{queue.jobs} jobs cannot be divided among {CLUSTERS} clusters of workloads with {queue.runs} runs each",
-            f"Take a multiple of {CLUSTERS * queue.runs}.",
-        )
+    each = queue.jobs // (CLUSTERS * queue.runs)
     demands = _measured(pairs, each, seed, profiles) if pairs is not None else _modelled(each, seed)
     chance = random.Random(seed)
     chance.shuffle(demands)
