@@ -283,7 +283,7 @@ def test_fifty_jobs_that_end_at_once_beside_a_stopped_file_server_leave_one_proc
         until(lambda: bed.run(["squeue", "-h", "-t", "R"]).stdout.count("\n") == 50)
         with stopped_file_system(hold):
             bed.run(["scancel", "--me"])
-            until(lambda: not bed.run(["squeue", "-h", "-t", "all"]).stdout.strip())
+            until(lambda: not bed.run(["squeue", "-h"]).stdout.strip())
             assert len(left_behind(bed.layout.gpushare / "state" / "nodes" / node)) <= 1
     finally:
         bed.down(purge=True)
