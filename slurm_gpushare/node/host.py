@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import psutil
@@ -85,7 +86,7 @@ class JobCounters:
 
     def __init__(self) -> None:
         self._rates = CounterRates()
-        self._ended: dict[str, float] = {}
+        self._ended: Counter[str] = Counter()  # of floats
         self._last: dict[int, dict[str, float]] = {}
         self._mem_total = psutil.virtual_memory().total
 
@@ -102,15 +103,13 @@ class JobCounters:
             except psutil.Error:
                 continue
         for pid in self._last.keys() - counters.keys():
-            for name, value in self._last[pid].items():
-                self._ended[name] = self._ended.get(name, 0.0) + value
+            self._ended.update(self._last[pid])
         self._last = counters
         if not counters:
             return {}
-        totals = dict(self._ended)
+        totals = self._ended.copy()
         for one in counters.values():
-            for name, value in one.items():
-                totals[name] = totals.get(name, 0.0) + value
+            totals.update(one)
         values = self._rates.update(totals, time.monotonic())
         if "job_cpu_user_pct" in values:
             values["job_cpu_pct"] = values["job_cpu_user_pct"] + values["job_cpu_system_pct"]

@@ -81,7 +81,7 @@ class Sampler:
             self._relay = OrderRelay(node, self._order_file)
         self._orders, self._deliveries, self._asking = Bounded(), Bounded(), Bounded()
         self._pipe = self._state.mps_pipe(job_id)
-        self._mps_fault, self._next_ask_s = False, 0.0
+        self._mps_fault, self._mps_silent, self._next_ask_s = False, False, 0.0
         self._undelivered = Undelivered()
         self._stopped_before: frozenset[int] = frozenset()
         self._gpus = gpus
@@ -268,7 +268,9 @@ class Sampler:
         if self._pipe is None or now < self._next_ask_s:
             return False
         self._next_ask_s, before = now + _BETWEEN_ASKS_S, self._mps_fault
-        self._mps_fault = self._ask_mps(in_fault) is not False
+        answer = self._ask_mps(in_fault)
+        self._mps_fault = bool(answer) or (answer is None and self._mps_silent)  # a busy node may be slow once
+        self._mps_silent = answer is None
         if self._mps_fault and not before:
             self._log("its MPS server is in FAULT or does not answer: nobody joins it there")
         return self._mps_fault is not before

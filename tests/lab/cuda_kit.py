@@ -30,7 +30,7 @@ class Node:
     def python(self, code: str, *words: str, **environ: str) -> str:
         """What a program with the stand-ins prints."""
         argv = [sys.executable, "-c", code, *words]
-        done = subprocess.run(argv, env={**self.environ, **environ}, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, env={**self.environ, **environ}, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
