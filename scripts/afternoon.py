@@ -295,6 +295,7 @@ class Playbooks:
             "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
             "HOME": str(self.work),
+            "PATH": f"{self.bed.layout.bin}:/usr/sbin:/usr/bin:/sbin:/bin",  # the packages' command, not the checkout's
         }
         argv = [ANSIBLE, "-i", self.work / "inventory.json", PLAYBOOKS / playbook, *options]
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
