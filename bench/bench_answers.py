@@ -20,7 +20,8 @@ from pathlib import Path
 from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 
 from bench.large_site import GPUS_PER_NODE, TOKENS, LargeSite, Size, token
-from slurm_gpushare.helper.daemon import Daemon, set_up_python
+from slurm_gpushare.helper.daemon import Daemon
+from slurm_gpushare.helper.process import set_up_python
 from slurm_gpushare.protocol.settings import parse_config
 from slurm_gpushare.slurm.commands import Slurm
 from slurm_gpushare.store import Store

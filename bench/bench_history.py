@@ -24,7 +24,8 @@ from bench.bench_answers import watch_delays
 from bench.bench_report import SACCT
 from bench.bench_store import full_record
 from bench.large_site import GPUS_PER_NODE, TOKENS, LargeSite, Size, token
-from slurm_gpushare.helper.daemon import Daemon, set_up_python
+from slurm_gpushare.helper.daemon import Daemon
+from slurm_gpushare.helper.process import set_up_python
 from slurm_gpushare.protocol.history import Span
 from slurm_gpushare.protocol.record import encode_record
 from slurm_gpushare.protocol.settings import parse_config

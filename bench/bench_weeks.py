@@ -21,7 +21,8 @@ from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 
 from bench.bench_helper import DAY_S, GPUS, PlayedSlurm
 from bench.large_site import token
-from slurm_gpushare.helper.daemon import Daemon, set_up_python
+from slurm_gpushare.helper.daemon import Daemon
+from slurm_gpushare.helper.process import set_up_python
 from slurm_gpushare.helper.tick import Helper
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.commands import Slurm

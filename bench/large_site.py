@@ -16,7 +16,8 @@ from statistics import median
 
 from gpushare_lab.known_profiles import KnownProfile, enter_profiles
 
-from slurm_gpushare.helper.daemon import Daemon, set_up_python
+from slurm_gpushare.helper.daemon import Daemon
+from slurm_gpushare.helper.process import set_up_python
 from slurm_gpushare.protocol.settings import Config, parse_config
 from slurm_gpushare.slurm import nodes, queue, runner
 from slurm_gpushare.slurm.commands import Slurm

@@ -34,7 +34,7 @@ def backfill(once: bool, dry_run: bool, policy: str | None, verbose: bool) -> No
     Runs as SlurmUser on the machine of slurmctld until it is told to stop: SIGTERM finishes the tick, SIGHUP
     reads gpushare.conf again, SIGUSR1 looks at once. If it dies, jobs go on as they were submitted.
     """
-    from slurm_gpushare.helper.daemon import backfill as run
+    from slurm_gpushare.helper.process import backfill as run
     from slurm_gpushare.slurm.commands import connect
 
     journal = "INVOCATION_ID" in os.environ  # which adds its own times

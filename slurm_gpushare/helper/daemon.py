@@ -7,15 +7,12 @@ tell nodes, hook and users, and those that look after the store.
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import os
 import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -23,14 +20,15 @@ from slurm_gpushare.helper import log
 from slurm_gpushare.helper.hold import BEAT_S, Answerer, show_jobs
 from slurm_gpushare.helper.housekeeping import AccountedTokens, Housekeeping, job_tokens, make_ingest
 from slurm_gpushare.helper.learner import SiteKnowledge
-from slurm_gpushare.helper.lease import RENEW_EVERY_S, Lease, Lock, stand_by
-from slurm_gpushare.helper.loop import Loop, Work, at_once, retry_s
+from slurm_gpushare.helper.lease import RENEW_EVERY_S, Lease, Lock
+from slurm_gpushare.helper.loop import Loop, Work, at_once
 from slurm_gpushare.helper.preemption import PATIENCE_S
 from slurm_gpushare.helper.promises import tell_nodes
 from slurm_gpushare.helper.publishing import Publisher
 from slurm_gpushare.helper.tick import Helper, TickReport
 from slurm_gpushare.node.delivery import NODES
 from slurm_gpushare.protocol.errors import ConfigError, GpushareError
+from slurm_gpushare.protocol.files import Stamps, stamps
 from slurm_gpushare.protocol.history import ERRORS
 from slurm_gpushare.protocol.release import is_stale
 from slurm_gpushare.protocol.settings import Config, generated_path, load_config
@@ -474,32 +472,6 @@ class Daemon:
             self._answers.want()
 
 
-def set_up_python() -> None:
-    """Let Python look for cyclic garbage seldom, and change threads often.
-
-    A tick of a large site makes and drops 100,000 objects, none of them in cycles: looking took a third of the tick.
-    An answer to a node waits for Slurm, files and the loop a dozen times, and each time anew, as long as Python lets
-    a thread go on, for the tick that is worked out beside it: 5 ms by default.
-    """
-    gc.set_threshold(100_000, 10, 10)
-    sys.setswitchinterval(0.0005)
-
-
-Stamps = tuple[tuple[int, int, int] | None, ...]
-
-
-def stamps(paths: Iterable[Path]) -> Stamps:
-    """What changes when the files do; None for one that is not there or not ours to see."""
-    found: list[tuple[int, int, int] | None] = []
-    for path in paths:
-        try:
-            about = path.stat()
-            found.append((about.st_mtime_ns, about.st_size, about.st_ino))
-        except OSError:
-            found.append(None)
-    return tuple(found)
-
-
 def _files(config: Config) -> tuple[Path, ...]:
     """gpushare.conf and the file beside it."""
     return (config.source, generated_path(config.source)) if config.source else ()
@@ -512,44 +484,3 @@ def _latest_first(job: Job) -> tuple[int, int]:
 def _check_user(wanted: SlurmUser) -> None:
     if os.geteuid() not in {0, wanted.uid} and wanted.uid is not None:
         log.warning("user", error=f"the helper must run as SlurmUser {wanted.name}({wanted.uid}) to change jobs")
-
-
-def backfill(config: Config, slurm: Slurm, *, once: bool, dry_run: bool, policy: str | None) -> TickReport | None:
-    """Run the helper: one tick, or until it is told to stop. A dry run changes nothing and may run beside it."""
-    with ExitStack() as stack:
-        lock = None if dry_run else stack.enter_context(Lock(config.state_dir))
-        set_up_python()
-        lease: Lease | None = None
-        tries, at_start, told_to_stop = 0, True, False
-        while not told_to_stop:
-            if not dry_run:
-                lease = stand_by(config, slurm, lease, patient=not once)
-                slurm.before_change = lease.renew_and_check if once else lease.check
-            try:
-                store = Store(config.store_url) if dry_run else Store.create(config.store_url)
-                daemon = Daemon(config, slurm, store, policy=policy, dry_run=dry_run)
-            except GpushareError as error:
-                if at_start:
-                    raise
-                log.warning("store", error=str(error))
-                tries += 1
-                time.sleep(retry_s(tries))
-                continue
-            tries, at_start = 0, False
-            if not dry_run:
-                remember(config)
-            with store:
-                if store.is_new:
-                    made = "there was none: it is made anew, and every workload is measured again"
-                    log.warning("store", path=store.database.where, message=made)
-                if once:
-                    try:
-                        return daemon.once()
-                    finally:
-                        if lease is not None:
-                            lease.give_back()
-                told_to_stop = daemon.run(lock, lease)
-                config = daemon.config
-        if lease is not None:
-            lease.give_back()
-        return None

@@ -7,7 +7,7 @@ import math
 import os
 import pwd
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -250,3 +250,18 @@ def why_not_writable(directory: Path) -> str | None:
             return None
     except OSError as why:
         return why.strerror or str(why)
+
+
+Stamps = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamps(paths: Iterable[Path]) -> Stamps:
+    """What changes when the files do; None for one that is not there or not ours to see."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            about = path.stat()
+            found.append((about.st_mtime_ns, about.st_size, about.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)

@@ -18,8 +18,9 @@ from world import FakeSlurm, overwrite_table
 
 from slurm_gpushare.helper import daemon as daemon_module
 from slurm_gpushare.helper import housekeeping, loop
-from slurm_gpushare.helper.daemon import Daemon, backfill
+from slurm_gpushare.helper.daemon import Daemon
 from slurm_gpushare.helper.learner import base_name
+from slurm_gpushare.helper.process import backfill
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.history import Decision
 from slurm_gpushare.protocol.release import Release

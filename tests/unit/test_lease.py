@@ -16,7 +16,7 @@ from world import FakeSlurm
 
 from slurm_gpushare.helper import daemon as daemon_module
 from slurm_gpushare.helper import lease as lease_module
-from slurm_gpushare.helper.daemon import backfill
+from slurm_gpushare.helper import process as process_module
 from slurm_gpushare.helper.lease import (
     BELIEVED_S,
     TAKEN_AFTER_S,
@@ -29,6 +29,7 @@ from slurm_gpushare.helper.lease import (
     stand_by,
     this_process,
 )
+from slurm_gpushare.helper.process import backfill
 from slurm_gpushare.protocol.errors import GpushareError
 from slurm_gpushare.protocol.settings import Config, load_config
 from slurm_gpushare.slurm.runner import ControllerDown
@@ -272,7 +273,7 @@ def test_a_helper_whose_lease_is_taken_stands_by_and_leaves_nodes_and_hook_alone
             place.renew(2, "-")
         return stand_by(config, slurm, lease, patient=patient)
 
-    monkeypatch.setattr(daemon_module, "stand_by", waited)
+    monkeypatch.setattr(process_module, "stand_by", waited)
     slurm = SlurmWithState(tmp_path, on_look=answer)
     backfill(config, slurm, once=False, dry_run=False, policy=None)
     assert len(stood_by) == 1
@@ -304,6 +305,6 @@ def test_a_helper_that_is_told_to_stop_while_its_lease_is_taken_stops(
         assert lease is None, "it waits for its lease instead"
         return stand_by(config, slurm, lease, patient=patient)
 
-    monkeypatch.setattr(daemon_module, "stand_by", never_again)
+    monkeypatch.setattr(process_module, "stand_by", never_again)
     backfill(config, SlurmWithState(tmp_path), once=False, dry_run=False, policy=None)
     assert stood_by == [False]
