@@ -195,7 +195,9 @@ class StoreReader:
         found = {_CARD_FAULT: record.unsound, _MPS_FAULT: record.mps is Mps.NOBODY}
         for index, kind in product(range(card.index, card.index + record.gpus), found):
             key = GpuAddress(card.node, index), kind
-            if not found[kind]:
+            if not found[kind] and kind == _MPS_FAULT:
+                self._faults.get(key, set()).discard(record.job_id)  # the other one's record may be older
+            elif not found[kind]:
                 self._faults.pop(key, None)
             elif record.job_id not in (known := self._faults.setdefault(key, set())):
                 known.add(record.job_id)

@@ -47,7 +47,7 @@ _GROWTH_S = 1.0  # between two records that tell of growing memory
 _RETRY_S = 5.0
 _ORDER_LIMIT_S = 2.0  # a file system that does not answer has no order for us
 _SEND_LIMIT_S = 10.0  # ... and must not keep a job standing still
-_ASK_LIMIT_S = 2.0  # a daemon that does not answer serves nobody
+_ASK_LIMIT_S = 5.0  # a daemon that does not answer serves nobody
 _RETRIES = 24  # so often; then the record waits for the next sampler
 
 

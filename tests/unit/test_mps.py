@@ -149,7 +149,9 @@ def test_a_server_in_fault_takes_nobody_and_both_owners_are_told_once(site: Site
     assert told(Mps.ALL_USERS, 5, 6) == (False, [])
     assert told(Mps.NOBODY, 5, 6) == (True, [(5, "mps-fault"), (6, "mps-fault")])
     assert told(Mps.NOBODY, 5, 6) == (True, [])
-    assert told(Mps.NOBODY, 6) == (True, []), "it is started anew once all have left"
+    assert told(Mps.ALL_USERS, 6) == (False, []), "job 5 has left"
+    assert told(Mps.NOBODY, 5) == (True, []), "an older record of its neighbour's takes nothing back"
+    assert told(Mps.NOBODY, 6) == (True, [(6, "mps-fault")]), "it is started anew once all have left"
     assert told(Mps.NOBODY) == (False, [])
 
 
