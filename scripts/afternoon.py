@@ -240,6 +240,8 @@ def afternoon(root: Path, bed: Testbed, debs: Sequence[Path], work: Path, later:
     chroot(root, "dpkg", "-P", "slurm-gpushare-controller", "slurm-gpushare")
     bed.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "GrpTRES=gres/shard=-1"])
     bed.layout.gpushare_conf.unlink()  # the site's own, from before configure
+    if later is not None:  # it was put back by hand on the way back, so that --undo left it and its copy alone
+        shutil.rmtree(site.etc / "gpushare-backup")
     compare(before, site)
 
 
