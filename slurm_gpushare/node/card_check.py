@@ -28,7 +28,7 @@ from typing import Any
 
 import pynvml
 
-from slurm_gpushare.node.card_load import KINDS, CudaError, Load, asked, together
+from slurm_gpushare.node.load_generator import KINDS, CudaError, Load, asked, together
 from slurm_gpushare.node.measure import Identity, Measurement
 from slurm_gpushare.node.mps import CONTROL, MpsError, answer_of
 from slurm_gpushare.node.nvml import NvmlCard, NvmlError, open_cards

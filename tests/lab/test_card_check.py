@@ -18,7 +18,7 @@ from emulated import NODE, EmulatedNode
 from gpushare_lab.emulator import build_library, set_fault
 
 from slurm_gpushare.node.card_check import TRIES
-from slurm_gpushare.node.card_load import KERNELS
+from slurm_gpushare.node.load_generator import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from slurm_gpushare.node.mps import MpsError, end_clients, in_fault
 
 CARD = """
 import json, sys, time
-from slurm_gpushare.node.card_load import Load
+from slurm_gpushare.node.load_generator import Load
 from slurm_gpushare.node.nvml import open_cards
 import os
 client = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}

@@ -1,6 +1,6 @@
 """A load of a set kind and duty on a card, through libcuda alone: what ``gpushare card-check`` tries cards with.
 
-    python -m slurm_gpushare.node.card_load KIND DUTY MIB
+    python -m slurm_gpushare.node.load_generator KIND DUTY MIB
 
 It works in steps of `STEP_S`, as a training job does: `DUTY` of a step is a kernel, which takes that long on an idle
 card, and in the rest nothing is asked of the card. libcuda comes with the driver and compiles the kernels' PTX itself.
@@ -131,7 +131,7 @@ class Load:
 
     def __init__(self, environ: Mapping[str, str], kind: str = "arithmetic", duty: float = 1.0, mib: int = 256,
                  uid: int | None = None) -> None:  # fmt: skip
-        argv = [sys.executable, "-m", "slurm_gpushare.node.card_load", kind, str(duty), str(mib)]
+        argv = [sys.executable, "-m", "slurm_gpushare.node.load_generator", kind, str(duty), str(mib)]
         self._process = subprocess.Popen(
             argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             user=uid, group=uid, extra_groups=None if uid is None else [],
@@ -174,7 +174,7 @@ def asked(environ: Mapping[str, str], question: str) -> dict[str, Any]:
     """What a process on the card answers: ``facts`` of card and driver (cuda_version is 12020 for 12.2), or ``memory``,
     how much it gets in steps of 64 MiB and what the driver says then. CudaError where it comes to neither.
     """
-    argv = [sys.executable, "-m", "slurm_gpushare.node.card_load", question]
+    argv = [sys.executable, "-m", "slurm_gpushare.node.load_generator", question]
     done = subprocess.run(argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return _answered(done.stdout)
 
