@@ -63,7 +63,7 @@ def test_accounting_keeps_shards_and_comments(testbed: Testbed) -> None:
 def test_the_demonstration_shows_who_shares_and_cleans_up(short_tmp: Path, slurm_suite: str | None) -> None:
     directory = short_tmp / "demo"
     suite = [f"--slurm={slurm_suite}"] if slurm_suite else []
-    small = ["--policies=exclusive,fcfs", "--jobs=6", "--gpus=2", "--seconds=4", f"--out={short_tmp / 'out'}"]
+    small = ["--policies=exclusive,fcfs", "--jobs=6", "--runs=1", "--gpus=2", "--seconds=4", f"--out={short_tmp}/out"]
     argv = [sys.executable, "-m", "gpushare_lab", "demo", "--dir", str(directory), *small, *suite]
     shown = subprocess.run(argv, capture_output=True, text=True, timeout=500, check=True).stdout
     table = [line.split() for line in shown.splitlines() if line.startswith(("POLICY", "exclusive ", "fcfs "))]

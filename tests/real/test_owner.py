@@ -6,7 +6,7 @@ import json
 import pwd
 import subprocess
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -40,7 +40,10 @@ class Owners:
 
     def __init__(self, testbed: Testbed) -> None:
         self.site, self.testbed = Site(testbed), testbed
-        self.since = f"{datetime.now():%Y-%m-%dT%H:%M:%S}"  # accounting still has the jobs of earlier tests
+        # Accounting still has the jobs of earlier tests, in whole seconds: they ended before this one begins.
+        begins = datetime.now().replace(microsecond=0) + timedelta(seconds=1)
+        assert wait_until(lambda: datetime.now() >= begins, 5)
+        self.since = f"{begins:%Y-%m-%dT%H:%M:%S}"
         self.tokens = {ANN: "gs-" + "2" * 20, BOB: "gs-" + "3" * 20}
         owners = {user: pwd.getpwnam(user).pw_uid for user in self.tokens}
         profiles = [KnownProfile(self.tokens[u], uid, "V100", 2000, 16384, 1, 600.0) for u, uid in owners.items()]
