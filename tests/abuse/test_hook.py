@@ -187,7 +187,7 @@ def moved_out(testbed: Testbed) -> str:
 
 
 def gang_of_one(testbed: Testbed) -> str:
-    job = sbatch(testbed, "--gpus=1", "--hold", token=None).job_id
+    job = sbatch(testbed, "--gres=gpu:1", "--hold", token=None).job_id
     testbed.run(["scontrol", "update", f"JobId={job}", f"AdminComment=GS1:c=2;t={KNOWN};o=shard:2;k=2"])
     changes = ("NumTasks=2", "TasksPerNode=2", "CPUsPerTask=2")
     results = {tried(testbed, "scontrol", "update", f"JobId={job}", change) for change in changes}
