@@ -17,7 +17,7 @@ from slurm_gpushare.protocol.files import check_directory
 from slurm_gpushare.protocol.text import counted, moment
 
 if TYPE_CHECKING:
-    from slurm_gpushare.helper.learner import Figure5
+    from slurm_gpushare.helper.learner import ClusterPairs
 
 
 _OF_A_CELL = ("victim", "neighbour", "rate", "sd", "pairs")
@@ -153,7 +153,7 @@ def show(kb_file: Path | None, shipped: bool, gpu_model: str | None, as_json: bo
         click.echo(console.table([f"{name}>{spec}" for name, spec in columns], cells))
 
 
-def _figures(gpu_model: str | None) -> list[list[Figure5]]:
+def _figures(gpu_model: str | None) -> list[list[ClusterPairs]]:
     """For each GPU model the site's own figure, where its store can be read and knows tokens, and then the base's."""
     from slurm_gpushare.helper.learner import of_base, of_site
     from slurm_gpushare.knowledge.kb import default_kb
@@ -169,7 +169,7 @@ def _figures(gpu_model: str | None) -> list[list[Figure5]]:
         return [[of_base(default_kb())]]
 
 
-def _as_json(figure: Figure5) -> dict[str, Any]:
+def _as_json(figure: ClusterPairs) -> dict[str, Any]:
     return {
         "gpu_model": figure.gpu_model,
         "source": figure.source,

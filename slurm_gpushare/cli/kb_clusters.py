@@ -34,7 +34,7 @@ def fit(k: int | None, gpu_model: str | None) -> None:
     Cluster numbers follow the model in force, and the profiles get their new clusters in the same transaction as the
     model, so that the submit hook sees the old ones or the new ones, never some of each.
     """
-    from slurm_gpushare.helper.learner import refit
+    from slurm_gpushare.helper.cluster_assignment import refit
 
     config = console.settings()
     with console.open_store(config) as store:
@@ -59,7 +59,7 @@ def _wanted(gpu_model: str | None, config: Config, store: Store | None) -> list[
 @_GPU
 def show(model_file: Path | None, as_json: bool, gpu_model: str | None) -> None:
     """Show the model in force: version, centroids, and how k was chosen."""
-    from slurm_gpushare.helper.learner import InForce, in_force
+    from slurm_gpushare.helper.cluster_assignment import InForce, in_force
     from slurm_gpushare.knowledge.kb import default_model
 
     config = DEFAULTS if model_file else console.settings_or_defaults()

@@ -15,7 +15,8 @@ from world import ALICE, NOW, SETTINGS, Flat, Site, card, occupant, pending, pla
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.kb_clusters import clusters as model
-from slurm_gpushare.helper.learner import Learner, SiteKnowledge, assign_new
+from slurm_gpushare.helper.cluster_assignment import assign_new
+from slurm_gpushare.helper.learner import Learner, SiteKnowledge
 from slurm_gpushare.helper.plan import plan
 from slurm_gpushare.helper.snapshot import How, NodeRoom, PendingJob, Snapshot, Workload
 from slurm_gpushare.helper.why_left import why_left

@@ -13,7 +13,8 @@ from world import ALICE, NOW, Site, command_record, record, token
 
 from slurm_gpushare.cli.kb import kb
 from slurm_gpushare.cli.kb_clusters import clusters as model
-from slurm_gpushare.helper.learner import Learner, assign_new, in_force, refit
+from slurm_gpushare.helper.cluster_assignment import assign_new, in_force, refit
+from slurm_gpushare.helper.learner import Learner
 from slurm_gpushare.knowledge.kb import default_kb
 from slurm_gpushare.protocol.errors import BadInput
 from slurm_gpushare.protocol.history import Span

@@ -10,7 +10,7 @@ import pytest
 from world import ALICE, BOB, NOW, Site, command_record, record, running, token
 
 from slurm_gpushare.helper import learner
-from slurm_gpushare.helper.learner import user_weights
+from slurm_gpushare.helper.cluster_assignment import user_weights
 from slurm_gpushare.helper.profile_check import ProfileCheck, ProfileWatch, spare_memory_pct
 from slurm_gpushare.knowledge.clusters import fit_clusters
 from slurm_gpushare.protocol.record import Neighbour, Period, Record, RecordKind, Stat
