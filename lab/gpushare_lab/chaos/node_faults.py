@@ -24,7 +24,7 @@ _HOLD = re.compile(r"(\d+) (\d+) \d+ 0 (\d+)")  # begin, end, the helper's beat,
 
 
 def samplers_die(site: ChaosSite, pause: Pause) -> None:
-    _until_hit(lambda: _kill_some(site, "telemetry.sampler", 3), "sampler", pause)
+    _until_hit(lambda: _kill_some(site, "node.sampler", 3), "sampler", pause)
     pause(8)
 
 

@@ -207,7 +207,7 @@ class Chaos:
     def _helper_took_all_in(self) -> bool:
         """No sampler has a record to write, none lies in the spool or waits for its job, and no span is open."""
         time.sleep(0.5)
-        if self._site.processes("telemetry.sampler") or any(self._site.config.spool_dir.glob("[in]*/*.rec")):
+        if self._site.processes("node.sampler") or any(self._site.config.spool_dir.glob("[in]*/*.rec")):
             return False
         known = {job.raw_id for job in self._accounted().values()}
         with Store(self._site.config.store_url) as store:
